@@ -38,7 +38,8 @@ PyLowLatencyDispatched dispatch(const PyLowLatency& self, nb::handle x, nb::hand
                                 bool round_scale, bool use_ue8m0, bool use_nvfp4,
                                 nb::handle x_global_scale, nb::handle topk_weights,
                                 nb::handle recv_stats, nb::handle wait_stats, bool async_finish,
-                                bool return_recv_hook, nb::handle stream_argument) {
+                                bool return_recv_hook, bool sets_source_info,
+                                nb::handle stream_argument) {
   const auto buffer = self.live(kName);
   const Exclusive call = self.call(kName);
   Arrays arrays(stream_argument);
@@ -49,7 +50,8 @@ PyLowLatencyDispatched dispatch(const PyLowLatency& self, nb::handle x, nb::hand
                                              .use_ue8m0 = use_ue8m0,
                                              .use_nvfp4 = use_nvfp4,
                                              .async_finish = async_finish,
-                                             .return_recv_hook = return_recv_hook};
+                                             .return_recv_hook = return_recv_hook,
+                                             .sets_source_info = sets_source_info};
   options.x_global_scale = arrays.in(x_global_scale, "low_latency_dispatch: x_global_scale");
   options.topk_weights = arrays.in(topk_weights, "low_latency_dispatch: topk_weights");
   options.cumulative_local_expert_recv_stats =
@@ -110,6 +112,14 @@ nb::object combine_buffer(const PyLowLatency& self, const PyLowLatencyDispatched
       buffer->get_next_low_latency_combine_buffer(dispatched.result->handle));
 }
 
+void set_source_info(const PyLowLatency& self, const PyLowLatencyDispatched& dispatched,
+                     nb::handle stream_argument) {
+  const auto buffer = self.live(kName);
+  const Exclusive call = self.call(kName);
+  const Stream stream = Arrays(stream_argument).stream(self.device);
+  without_gil([&] { buffer->set_source_info(dispatched.result->handle, stream); });
+}
+
 void bind_dispatched(nb::module_& m) {
   using Self = PyLowLatencyDispatched;
   const auto rows = [](TensorView deep_ep::LowLatencyRows::*member) {
@@ -159,6 +169,8 @@ void bind_compat_low_latency(nb::module_& m) {
            nb::arg("use_ue8m0"), nb::arg("use_nvfp4"), nb::arg("x_global_scale").none(),
            nb::arg("topk_weights").none(), nb::arg("recv_stats").none(),
            nb::arg("wait_stats").none(), nb::arg("async_finish"), nb::arg("return_recv_hook"),
+           nb::arg("sets_source_info"), nb::arg("stream").none() = nb::none())
+      .def("set_source_info", &set_source_info, nb::arg("dispatched"),
            nb::arg("stream").none() = nb::none())
       .def("combine", &combine, nb::arg("x"), nb::arg("topk_idx"), nb::arg("topk_weights"),
            nb::arg("dispatched"), nb::kw_only(), nb::arg("use_logfmt"), nb::arg("zero_copy"),

@@ -102,6 +102,7 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
   const TensorView out = place.blank(DType::kBF16, {own.num_tokens(), shape.hidden});
   deep_ep::LowLatencyDispatchOptions options = test.options;
   options.topk_weights = weights;
+  options.sets_source_info = !options.use_fp8;
   options.cumulative_local_expert_recv_stats = totals;
   if (options.use_nvfp4) options.x_global_scale = place.put(TensorView::of(&global_scale, {1}));
   // Results, the same in both places.
@@ -119,6 +120,7 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
         x, ids, shape.max_tokens, shape.num_experts, place.stream(), options);
     if (has_hook) got.hook();
     got.event.current_stream_wait(place.stream());
+    buffer.set_source_info(got.handle, place.stream());
     const std::string name = has_hook ? "hook" : "plain";
     keep_received(place, name, got);
     const deep_ep::LowLatencyCombined combined =

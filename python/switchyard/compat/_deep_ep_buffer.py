@@ -2,6 +2,7 @@
 """deep_ep.Buffer: low-latency and high-throughput calls."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +20,37 @@ _MASKS = ("ranks cannot be masked, because without their rows a result would loo
 _MIN_TOKENS = 128
 
 
+def _make_sources(buffer: LowLatencyBuffer, call: Any, sample: Any) -> tuple:
+    buffer.set_source_info(call)
+    return like(call.src_info, sample), like(call.layout_range, sample)
+
+
 class LowLatencyHandle(tuple):
-    """(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and the dispatch."""
+    """(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and the dispatch.
+
+    On GPUs the first two are made when they are first asked for, in the current stream, which must be before the
+    combine: few programs want them, and their kernels would take longer than a small dispatch.
+    """
 
     call: Any
     has_combine_buffer = False
+    make_sources: Callable[[], tuple] | None = None
+    _sources: tuple | None = None
+
+    def _all(self) -> tuple:
+        if self.make_sources is None:
+            return tuple(super().__iter__())
+        if self._sources is None:
+            self._sources = self.make_sources()
+        return (*self._sources, *super().__getitem__(slice(2, None)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and (index >= 2 or -3 <= index < 0):
+            return super().__getitem__(index)
+        return self._all()[index]
+
+    def __iter__(self) -> Any:
+        return iter(self._all())
 
 
 class Buffer:
@@ -136,19 +163,24 @@ class Buffer:
         if self._low_latency is None:
             self._check_open()
             self._low_latency = LowLatencyBuffer(self._group, device_of(x))
+        is_on_host = device_of(x).is_cpu
         call = self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=use_fp8 and not use_nvfp4, round_scale=round_scale,
             use_ue8m0=use_ue8m0, use_nvfp4=use_nvfp4, x_global_scale=x_global_scale, topk_weights=topk_weights,
             recv_stats=cumulative_local_expert_recv_stats, wait_stats=dispatch_wait_recv_cost_stats, async_finish=async_finish,
-            return_recv_hook=return_recv_hook)
+            return_recv_hook=return_recv_hook, sets_source_info=is_on_host)
         recv_x, scales = like(call.recv_x, x), like(call.scales, x)
         if use_nvfp4:
             recv_x, scales = permuted(recv_x, (1, 2, 0)), permuted(scales, (3, 4, 1, 5, 2, 0))
-        handle = LowLatencyHandle((like(call.src_info, x), like(call.layout_range, x), num_max_dispatch_tokens_per_rank,
-                                   x.shape[1], num_experts))
+        recv_count, sizes = like(call.recv_count, x), (num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
+        if is_on_host:
+            handle = LowLatencyHandle((like(call.src_info, x), like(call.layout_range, x), *sizes))
+        else:
+            handle = LowLatencyHandle((None, None, *sizes))
+            handle.make_sources = functools.partial(_make_sources, self._low_latency, call, recv_count)
         handle.call = call
         extra = () if topk_weights is None else (like(call.recv_topk_weights, x), like(call.recv_src_rank, x))
-        return ((recv_x, scales) if scales is not None else recv_x, like(call.recv_count, x), *extra, handle,
+        return ((recv_x, scales) if scales is not None else recv_x, recv_count, *extra, handle,
                 event_of(call.event, async_finish), call.receive if return_recv_hook else None)
 
     def low_latency_combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, use_logfmt: bool = False,

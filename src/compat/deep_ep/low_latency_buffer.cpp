@@ -112,6 +112,23 @@ bool has_segments(const LowLatencyDispatchOptions& options) {
   return options.sets_source_info || options.cumulative_local_expert_recv_stats.has_value();
 }
 
+// Memory of what says whose each row is.
+void make_sources(LowLatencyHandle& handle, const TensorView& rows, int num_ranks) {
+  LowLatencyState& state = *handle.state;
+  const LowLatencyDispatchOptions& options = state.options;
+  const std::int64_t num_local = rows.shape(0);
+  const std::int64_t capacity = rows.shape(1);
+  if (options.topk_weights.has_value() || has_segments(options)) {
+    state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
+  }
+  if (options.sets_source_info) {
+    handle.src_info = state.results.make(DType::kI32, {num_local, capacity});
+  }
+  if (has_segments(options)) {
+    handle.layout_range = state.results.make(DType::kI64, {num_local, num_ranks});
+  }
+}
+
 // Views of where rows will lie, and memory of what is computed from them: all before they arrive.
 void place(LowLatencyHandle& handle, const Dispatched& places, int num_ranks) {
   LowLatencyState& state = *handle.state;
@@ -130,19 +147,23 @@ void place(LowLatencyHandle& handle, const Dispatched& places, int num_ranks) {
     state.recv_count = state.results.make(DType::kI32, {num_local});
     view.recv_count = state.recv_count;
   }
-  if (options.topk_weights.has_value() || has_segments(options)) {
-    state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
-  }
-  if (options.sets_source_info) {
-    handle.src_info = state.results.make(DType::kI32, {num_local, capacity});
-  }
-  if (has_segments(options)) {
-    handle.layout_range = state.results.make(DType::kI64, {num_local, num_ranks});
-  }
+  make_sources(handle, rows, num_ranks);
   if (options.topk_weights.has_value()) {
     view.recv_topk_weights = reshaped(places.topk_weights, DType::kF32, {num_local, capacity});
     view.recv_src_rank = state.recv_src_rank;
   }
+}
+
+void write_sources(LowLatencyHandle& handle, Stream stream) {
+  LowLatencyState& state = *handle.state;
+  if (!state.recv_src_rank.view().has_value()) return;
+  RowSources sources;
+  sources.rank = state.recv_src_rank;
+  sources.token = handle.src_info;
+  state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
+  if (!has_segments(state.options)) return;
+  find_segments(state.recv_src_rank, state.rows.recv_count, handle.layout_range,
+                state.options.cumulative_local_expert_recv_stats, stream);
 }
 
 void receive(LowLatencyHandle& handle, const Dispatched& received, Stream stream) {
@@ -152,16 +173,7 @@ void receive(LowLatencyHandle& handle, const Dispatched& received, Stream stream
     const auto counts = counts_of(received.experts.num_rows);
     std::copy(counts.begin(), counts.end(), state.recv_count.as<std::int32_t>());
   }
-  if (state.recv_src_rank.view().has_value()) {
-    RowSources sources;
-    sources.rank = state.recv_src_rank;
-    sources.token = handle.src_info;
-    state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
-  }
-  if (has_segments(options)) {
-    find_segments(state.recv_src_rank, received.experts.num_rows, handle.layout_range,
-                  options.cumulative_local_expert_recv_stats, stream);
-  }
+  write_sources(handle, stream);
   if (options.dispatch_wait_recv_cost_stats.has_value()) {
     auto* total = options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
     for (const std::int64_t ns : received.host->wait_ns) *total++ += ns;
@@ -317,6 +329,23 @@ TensorView LowLatencyBuffer::get_next_low_latency_combine_buffer(
         state.results.make(DType::kBF16, {recv.shape(0), recv.shape(1), handle->hidden});
   }
   return state.combine_rows;
+}
+
+void LowLatencyBuffer::set_source_info(const std::shared_ptr<LowLatencyHandle>& handle,
+                                       Stream stream) {
+  LowLatencyBufferImpl& own = live(impl_, "LowLatencyBuffer");
+  require(handle != nullptr && handle->state != nullptr, Errc::kInvalidArgument,
+          "set_source_info: the handle is empty, must be of a dispatch");
+  LowLatencyState& state = *handle->state;
+  if (state.options.sets_source_info) return;
+  own.pool.check_call("set_source_info", stream, {});
+  require(state.kept.is_open(), Errc::kInvalidArgument,
+          "set_source_info: the handle was combined, must be asked for its sources before");
+  state.options.sets_source_info = true;
+  // The statistics have their counts.
+  if (state.is_received) state.options.cumulative_local_expert_recv_stats = {};
+  make_sources(*handle, state.rows.recv_x, own.pool.group().size());
+  if (state.is_received) write_sources(*handle, stream);
 }
 
 LowLatencyBuffer::LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options)

@@ -205,6 +205,30 @@ TEST(DeepEpLowLatencyTest, Nvfp4RowsComeWithTilesWeightsAndSources) {
   });
 }
 
+TEST(DeepEpLowLatencyTest, SourcesCanBeSetLater) {
+  run_ranks(2, [](const Group& group) {
+    Rank r(group, {});
+    const LowLatencyDispatched got = r.dispatch({.use_fp8 = false, .sets_source_info = false});
+    EXPECT_FALSE(got.handle->src_info.view().has_value());
+    r.buffer.set_source_info(got.handle);
+    check_segments(r, got);
+    r.combine(got.rows().recv_x, got);
+    r.buffer.set_source_info(got.handle);  // they are set
+
+    const LowLatencyDispatched hooked =
+        r.dispatch({.use_fp8 = false, .return_recv_hook = true, .sets_source_info = false});
+    r.buffer.set_source_info(hooked.handle);
+    hooked.hook();
+    check_segments(r, hooked);
+    r.combine(hooked.rows().recv_x, hooked);
+
+    const LowLatencyDispatched late = r.dispatch({.use_fp8 = false, .sets_source_info = false});
+    r.combine(late.rows().recv_x, late);
+    test::expect_error(Errc::kInvalidArgument, "the handle was combined",
+                       [&] { r.buffer.set_source_info(late.handle); });
+  });
+}
+
 TEST(DeepEpLowLatencyTest, AThirdHandleIsAnErrorUntilOneIsCombinedOrDropped) {
   run_ranks(2, [](const Group& group) {
     Rank r(group, {});

@@ -46,6 +46,7 @@ struct LowLatencyDispatchOptions {
   TensorView cumulative_local_expert_recv_stats{};  ///< [L] i32; += recv_count
   TensorView dispatch_wait_recv_cost_stats{};  ///< [P] i64; += ns waited for each rank; on CPUs
   /// Sets src_info and layout_range of the handle: on GPUs two small kernels behind each receive.
+  /// Without it LowLatencyBuffer::set_source_info sets them where they are wanted.
   bool sets_source_info = true;
 };
 
@@ -163,6 +164,12 @@ class SWITCHYARD_API LowLatencyBuffer {
   /// [L, C, H] bf16, uninitialized: memory of the handle for results. Any other memory works as
   /// well, because combine takes rows straight from x to their owners.
   TensorView get_next_low_latency_combine_buffer(const std::shared_ptr<LowLatencyHandle>& handle);
+
+  /// Sets src_info and layout_range of a handle whose dispatch had no sets_source_info: at once, in
+  /// `stream`, or, where its hook has not run, by the hook. Has no effect where they are set. Not
+  /// collective. Errors: kInvalidArgument once the handle was combined.
+  void set_source_info(const std::shared_ptr<LowLatencyHandle>& handle,
+                       Stream stream = Stream::host());
 
   /// A barrier of the hosts, because windows here never need cleaning. Collective.
   void clean_low_latency_buffer(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
