@@ -24,7 +24,8 @@ struct LowLatencyState {
   LowLatencyDispatchOptions options;
   LowLatencyRows rows;
   bool is_received = false;
-  Tensor topk_idx;  ///< [T, K] i64; on CPUs
+  bool is_returned = false;  ///< its rows, once at least
+  Tensor topk_idx;           ///< [T, K] i64; on CPUs
   std::int64_t num_tokens = 0;
   Tensor recv_count;  ///< [L] i32; on CPUs, where that of the exchange is not fixed
   Tensor recv_src_rank;
@@ -113,12 +114,13 @@ bool has_segments(const LowLatencyDispatchOptions& options) {
 }
 
 // Memory of what says whose each row is.
-void make_sources(LowLatencyHandle& handle, const TensorView& rows, int num_ranks) {
+void make_sources(LowLatencyHandle& handle, const LowLatencyDispatchOptions& options,
+                  const TensorView& rows, int num_ranks) {
   LowLatencyState& state = *handle.state;
-  const LowLatencyDispatchOptions& options = state.options;
   const std::int64_t num_local = rows.shape(0);
   const std::int64_t capacity = rows.shape(1);
-  if (options.topk_weights.has_value() || has_segments(options)) {
+  const bool has_ranks = state.recv_src_rank.view().has_value();
+  if (!has_ranks && (options.topk_weights.has_value() || has_segments(options))) {
     state.recv_src_rank = state.results.make(DType::kI32, {num_local, capacity});
   }
   if (options.sets_source_info) {
@@ -147,23 +149,25 @@ void place(LowLatencyHandle& handle, const Dispatched& places, int num_ranks) {
     state.recv_count = state.results.make(DType::kI32, {num_local});
     view.recv_count = state.recv_count;
   }
-  make_sources(handle, rows, num_ranks);
+  make_sources(handle, options, rows, num_ranks);
   if (options.topk_weights.has_value()) {
     view.recv_topk_weights = reshaped(places.topk_weights, DType::kF32, {num_local, capacity});
     view.recv_src_rank = state.recv_src_rank;
   }
 }
 
-void write_sources(LowLatencyHandle& handle, Stream stream) {
+// `options`: of the dispatch, or those that are wanted now.
+void write_sources(LowLatencyHandle& handle, const LowLatencyDispatchOptions& options,
+                   Stream stream) {
   LowLatencyState& state = *handle.state;
   if (!state.recv_src_rank.view().has_value()) return;
   RowSources sources;
   sources.rank = state.recv_src_rank;
   sources.token = handle.src_info;
   state.kept.exchange().write_row_sources(state.kept.handle(), sources, stream);
-  if (!has_segments(state.options)) return;
+  if (!has_segments(options)) return;
   find_segments(state.recv_src_rank, state.rows.recv_count, handle.layout_range,
-                state.options.cumulative_local_expert_recv_stats, stream);
+                options.cumulative_local_expert_recv_stats, stream);
 }
 
 void receive(LowLatencyHandle& handle, const Dispatched& received, Stream stream) {
@@ -173,7 +177,7 @@ void receive(LowLatencyHandle& handle, const Dispatched& received, Stream stream
     const auto counts = counts_of(received.experts.num_rows);
     std::copy(counts.begin(), counts.end(), state.recv_count.as<std::int32_t>());
   }
-  write_sources(handle, stream);
+  write_sources(handle, options, stream);
   if (options.dispatch_wait_recv_cost_stats.has_value()) {
     auto* total = options.dispatch_wait_recv_cost_stats.as<std::int64_t>();
     for (const std::int64_t ns : received.host->wait_ns) *total++ += ns;
@@ -308,6 +312,7 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
   }
   CombineOptions extra;
   extra.topk_weights = topk_weights;
+  state.is_returned = true;
   if (options.return_recv_hook) {
     state.kept.combine_send(x, {}, topk_idx, result.combined_x, stream, extra);
     result.hook = [handle, output = result.combined_x, extra, stream] {
@@ -339,13 +344,14 @@ void LowLatencyBuffer::set_source_info(const std::shared_ptr<LowLatencyHandle>& 
   LowLatencyState& state = *handle->state;
   if (state.options.sets_source_info) return;
   own.pool.check_call("set_source_info", stream, {});
-  require(state.kept.is_open(), Errc::kInvalidArgument,
+  require(state.kept.is_open() && !state.is_returned, Errc::kInvalidArgument,
           "set_source_info: the handle was combined, must be asked for its sources before");
+  LowLatencyDispatchOptions wanted = state.options;
+  wanted.sets_source_info = true;
+  make_sources(*handle, wanted, state.rows.recv_x, own.pool.group().size());
+  wanted.cumulative_local_expert_recv_stats = {};  // they have their counts
+  if (state.is_received) write_sources(*handle, wanted, stream);
   state.options.sets_source_info = true;
-  // The statistics have their counts.
-  if (state.is_received) state.options.cumulative_local_expert_recv_stats = {};
-  make_sources(*handle, state.rows.recv_x, own.pool.group().size());
-  if (state.is_received) write_sources(*handle, stream);
 }
 
 LowLatencyBuffer::LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options)

@@ -222,8 +222,20 @@ TEST(DeepEpLowLatencyTest, SourcesCanBeSetLater) {
     check_segments(r, hooked);
     r.combine(hooked.rows().recv_x, hooked);
 
+    // Ranks that were given out stay where they are.
+    const LowLatencyDispatched weighted =
+        r.dispatch({.use_fp8 = false, .topk_weights = r.own.weights(), .sets_source_info = false});
+    const void* ranks = weighted.rows().recv_src_rank.data();
+    r.buffer.set_source_info(weighted.handle);
+    EXPECT_EQ(weighted.rows().recv_src_rank.data(), ranks);
+    EXPECT_NE(weighted.handle->src_info.data(), ranks);
+    check_segments(r, weighted);
+    r.combine(weighted.rows().recv_x, weighted);
+
     const LowLatencyDispatched late = r.dispatch({.use_fp8 = false, .sets_source_info = false});
     r.combine(late.rows().recv_x, late);
+    test::expect_error(Errc::kInvalidArgument, "the handle was combined",
+                       [&] { r.buffer.set_source_info(late.handle); });
     test::expect_error(Errc::kInvalidArgument, "the handle was combined",
                        [&] { r.buffer.set_source_info(late.handle); });
   });
