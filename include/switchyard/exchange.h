@@ -151,9 +151,10 @@ class SWITCHYARD_API Exchange {
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream = Stream::host(), const CombineOptions& options = {});
 
-  /// Gives a handle up without a combine; on GPUs one whose dispatch was received. Not collective
-  /// in itself, but every rank must do the same. Between CPUs that share no memory it receives what
-  /// peers have sent to the handle.
+  /// Gives a handle up without a combine; on GPUs one whose dispatch was received. Every rank must
+  /// do the same. Between CPUs that share no memory it is collective where rows of the handle are
+  /// still to be received: it receives them, and returns when peers have taken what was sent, so
+  /// that release comes in the same order among the receive phases of every rank.
   void release(const DispatchHandle& handle);
 
   /// Origin of every valid row, by (expert, rank, token, k); token-major: by (rank, token). On GPUs
