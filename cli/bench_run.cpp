@@ -45,7 +45,7 @@ void add_load(BenchRow& row) {
   const measure::BenchShape& shape = row.shape;
   const std::int32_t num_topk = shape.workload.num_topk;
   const ExpertOwnership ownership{shape.workload.num_experts, shape.num_ranks};
-  const HostMap hosts = even_host_map(shape.num_ranks, shape.num_hosts);
+  const HostsOfRanks hosts = even_host_map(shape.num_ranks, shape.num_hosts);
   std::vector<std::int64_t> load(static_cast<std::size_t>(shape.workload.num_experts));
   std::int64_t crossings = 0;
   std::int64_t num_tokens = 0;

@@ -9,16 +9,16 @@
 
 namespace switchyard {
 
-HostMap even_host_map(int num_ranks, int num_hosts) {
+HostsOfRanks even_host_map(int num_ranks, int num_hosts) {
   require(num_hosts >= 1 && num_ranks % num_hosts == 0, Errc::kInvalidArgument,
           "hosts: {} ranks on {} hosts, want as many ranks on each", num_ranks, num_hosts);
-  HostMap hosts;
+  HostsOfRanks hosts;
   for (int rank = 0; rank < num_ranks; ++rank) hosts.push_back(rank / (num_ranks / num_hosts));
   return hosts;
 }
 
 std::int64_t count_host_crossings(const TensorView& topk_ids, const ExpertOwnership& ownership,
-                                  const HostMap& host_of_rank, int rank) {
+                                  const HostsOfRanks& host_of_rank, int rank) {
   constexpr const char* kName = "count_host_crossings";
   const IdTensor ids(kName, "topk_ids", topk_ids);
   require(topk_ids.num_dims() == 2, Errc::kInvalidArgument, "{}: topk_ids is {}, want [T, K]",

@@ -15,10 +15,10 @@
 namespace switchyard {
 
 /// Which host each rank is on.
-using HostMap = std::vector<std::int32_t>;
+using HostsOfRanks = std::vector<std::int32_t>;
 
 /// Equally many consecutive ranks on each host. num_hosts divides num_ranks.
-HostMap even_host_map(int num_ranks, int num_hosts);
+HostsOfRanks even_host_map(int num_ranks, int num_hosts);
 
 /// The rows that leave the host of `rank`, if each of its tokens goes once to each other host that
 /// holds one of its experts. A pure function.
@@ -28,6 +28,6 @@ HostMap even_host_map(int num_ranks, int num_hosts);
 /// Errors: kInvalidArgument (dtype, memory, an id outside of the group's experts, a host map
 /// without an entry for each rank).
 std::int64_t count_host_crossings(const TensorView& topk_ids, const ExpertOwnership& ownership,
-                                  const HostMap& host_of_rank, int rank);
+                                  const HostsOfRanks& host_of_rank, int rank);
 
 }  // namespace switchyard

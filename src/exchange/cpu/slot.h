@@ -41,7 +41,7 @@ struct CachedRouting {
   std::vector<std::uint16_t> topk_ids;  ///< own tokens, [T, K]
   SendPlan send;
   ReceivePlan receive;
-  std::vector<std::int32_t> arrival_ids;    ///< [arrivals, K] with a row a token
+  std::vector<std::int32_t> arrival_ids;    ///< [arrivals, K] with one row per token
   std::vector<std::int64_t> rows_per_rank;  ///< [P] arrivals
   HostRouting hosts;
 };

@@ -15,14 +15,14 @@ using test::expect_invalid;
 constexpr ExpertOwnership kExperts{8, 4};
 
 std::int64_t count(const std::vector<std::int32_t>& ids, std::int64_t num_topk,
-                   const HostMap& hosts, int rank) {
+                   const HostsOfRanks& hosts, int rank) {
   const auto num_tokens = static_cast<std::int64_t>(ids.size()) / num_topk;
   return count_host_crossings(TensorView::of(ids.data(), {num_tokens, num_topk}), kExperts, hosts,
                               rank);
 }
 
 TEST(HostCrossingsTest, EachOtherHostCountsOncePerToken) {
-  const HostMap hosts{0, 0, 1, 1};
+  const HostsOfRanks hosts{0, 0, 1, 1};
   EXPECT_EQ(count({0, 2}, 2, hosts, 0), 0);  // both on host 0
   EXPECT_EQ(count({4, 6}, 2, hosts, 0), 1);  // ranks 2 and 3, one host
   EXPECT_EQ(count({0, 7}, 2, hosts, 3), 1);  // seen from host 1
