@@ -30,7 +30,7 @@ using namespace test;
 using ::testing::HasSubstr;
 
 constexpr std::array<const char*, 2> kHandleHeaps{"vmm", "ipc"};
-constexpr test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
+const test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
 
 int device_of(int rank) { return rank % test::num_gpus(); }
 

@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 constexpr int kNumRanks = 3;
 constexpr int kVictim = 1;
 constexpr std::int64_t kStopTimeoutMs = 2000;
-constexpr test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
+const test::ProcessOptions kSlow{.timeout_ms = 60'000, .deadline_ms = 110'000};
 
 // Runs pairs endlessly, a few of them enqueued at a time.
 void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atomic<int>& num_busy) {
