@@ -17,6 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard {
 namespace HWY_NAMESPACE {
+namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Bytes16 = hn::CappedTag<std::uint8_t, 16>;
@@ -58,6 +59,7 @@ HWY_ATTR void copy_to_some(const std::byte* from, std::byte* const* to, int num_
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard
 HWY_AFTER_NAMESPACE();

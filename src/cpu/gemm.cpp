@@ -29,6 +29,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard {
 namespace HWY_NAMESPACE {
+namespace {
 
 using Floats = hn::ScalableTag<float>;
 using V = hn::Vec<Floats>;
@@ -180,6 +181,7 @@ void gemm_f32(const float* x, std::int64_t x_stride, std::int64_t num_rows, cons
   gemm_of<WeightsF32>(x, x_stride, num_rows, w, y, y_stride, scratch);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard
 HWY_AFTER_NAMESPACE();

@@ -58,6 +58,7 @@ void ScaleScatter::collect(std::int64_t token, Word* words, std::int64_t step) c
 
 template <typename Word>
 void ScaleScatter::scatter_columns(const std::vector<std::int64_t>& token_of_row) const {
+  if (to_.shape(1) == 0) return;
   constexpr std::int64_t kTileRows = 256 / sizeof(Word);  // four cache lines per column
   std::vector<Word> tile(static_cast<std::size_t>(kTileRows * to_.shape(1)));
   for (std::int64_t first = 0; first < to_.shape(0); first += kTileRows) {

@@ -38,6 +38,7 @@ struct WeighReduceRows {
 HWY_BEFORE_NAMESPACE();
 namespace switchyard {
 namespace HWY_NAMESPACE {
+namespace {
 
 using Floats = hn::ScalableTag<float>;
 using V = hn::Vec<Floats>;
@@ -133,6 +134,7 @@ HWY_ATTR void sum_f16(const WeighReduceRows& in, std::int64_t first, std::int64_
   sum_block<LoadF16>(in, first, n, sum);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard
 HWY_AFTER_NAMESPACE();

@@ -14,6 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR && HWY_NATIVE_FMA
 namespace hn = hwy::HWY_NAMESPACE;
@@ -122,6 +123,7 @@ void clamped_swiglu_array(const Activation& a, const float* gate, const float* u
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();

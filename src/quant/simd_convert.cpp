@@ -15,6 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR
 namespace hn = hwy::HWY_NAMESPACE;
@@ -141,6 +142,7 @@ void widen_f16(const std::uint16_t* x, std::int64_t n, float* y) { convert<Widen
 void narrow_bf16(const float* x, std::int64_t n, std::uint16_t* y) { convert<NarrowBf16>(x, n, y); }
 void narrow_f16(const float* x, std::int64_t n, std::uint16_t* y) { convert<NarrowF16>(x, n, y); }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();

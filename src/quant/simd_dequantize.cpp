@@ -16,6 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR
 namespace hn = hwy::HWY_NAMESPACE;
@@ -140,6 +141,7 @@ void dequantize_row(const QuantScheme& scheme, const std::uint8_t* q, const void
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();

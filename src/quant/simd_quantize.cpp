@@ -19,6 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR
 // The scales of up to kChunk blocks are computed first. Their maxima and divisions are independent
@@ -147,6 +148,7 @@ float max_magnitude(const void* x, DType dtype, std::int64_t num_elements) {
 
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();

@@ -23,6 +23,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR
 
@@ -184,6 +185,7 @@ void simulate_row(const QuantScheme& scheme, const void* x, DType dtype, std::in
 
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();

@@ -25,6 +25,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace switchyard::simd {
 namespace HWY_NAMESPACE {
+namespace {
 
 #if HWY_TARGET != HWY_SCALAR
 
@@ -192,6 +193,7 @@ void quantize_small_blocks(const QuantScheme& scheme, const void* x, DType dtype
 
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace switchyard::simd
 HWY_AFTER_NAMESPACE();
