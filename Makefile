@@ -51,9 +51,12 @@ deb:
 wheel:
 	@scripts/install-deps python
 	@test -x build/wheel-python/bin/pip || python3 -m venv build/wheel-python
-	PATH=$$PATH:/usr/local/cuda/bin CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel-python/bin/pip wheel --no-deps -w build/wheels \
+	build/wheel-python/bin/pip install -q -r python/requirements-wheel.txt
+	rm -rf build/wheels/linux
+	PATH=$$PATH:/usr/local/cuda/bin CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel-python/bin/pip wheel --no-deps -w build/wheels/linux \
 	  -C cmake.define.SWITCHYARD_WITH_CUDA=ON .
-	@ls -l build/wheels
+	PATH=$(CURDIR)/build/wheel-python/bin:$$PATH auditwheel repair -w build/wheels build/wheels/linux/*.whl
+	@ls -l build/wheels/*.whl
 
 test: release
 	cmake --build build --parallel $(JOBS)
