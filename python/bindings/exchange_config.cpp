@@ -15,6 +15,8 @@ void bind_exchange_configs(nb::module_& m) {
       "Everything that is fixed for the lifetime of an Exchange; equal on every rank.")
       .field("num_experts", &ExchangeConfig::num_experts,
              "E, of all ranks; need not be a multiple of their number.")
+      .field("experts_per_rank", &ExchangeConfig::experts_per_rank,
+             "How many experts each rank holds, in order, or 0; empty: equal numbers.")
       .field("num_topk", &ExchangeConfig::num_topk, "K, experts per token.")
       .field("hidden", &ExchangeConfig::hidden, "H, elements per token.")
       .field("max_tokens_per_rank", &ExchangeConfig::max_tokens_per_rank)

@@ -16,8 +16,9 @@
 namespace switchyard::capi {
 namespace {
 
-constexpr std::size_t kMaxPayloads =
-    1024;  // far beyond any use; more is a field that was never set
+// Far beyond any use: more is a field that was never set.
+constexpr std::size_t kMaxPayloads = 1024;
+constexpr std::size_t kMaxRanks = 1 << 20;
 
 }  // namespace
 
@@ -27,6 +28,10 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
         from.num_payloads, kMaxPayloads);
   check(from.num_payloads == 0 || from.payload_bytes != nullptr,
         "payload_bytes is NULL, must be {} sizes", from.num_payloads);
+  check(from.num_experts_per_rank <= kMaxRanks, "num_experts_per_rank is {}, must be at most {}",
+        from.num_experts_per_rank, kMaxRanks);
+  check(from.num_experts_per_rank == 0 || from.experts_per_rank != nullptr,
+        "experts_per_rank is NULL, must be {} numbers", from.num_experts_per_rank);
   const auto overflow_from_name = [](std::string_view name) -> std::optional<Overflow> {
     if (name == "error") return Overflow::kError;
     return name == "drop" ? std::optional(Overflow::kDrop) : std::nullopt;
@@ -34,6 +39,8 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   ExchangeConfig config;
   config.num_experts = from.num_experts;
   config.num_topk = from.num_topk;
+  config.experts_per_rank.assign(from.experts_per_rank,
+                                 from.experts_per_rank + from.num_experts_per_rank);
   config.hidden = from.hidden;
   config.max_tokens_per_rank = from.max_tokens_per_rank;
   config.layout = layout_of(from.layout);

@@ -76,7 +76,8 @@ enum Factor : std::size_t {
   kBias,
   kReturnsWeights,
   kLimits,
-  kNumTokens
+  kNumTokens,
+  kUnevenExperts
 };
 
 Levels num_levels(std::size_t num_rank_counts) {
@@ -100,14 +101,15 @@ Levels num_levels(std::size_t num_rank_counts) {
           3,
           2,
           2,
-          4};
+          4,
+          2};
 }
 
 // Levels that cannot go together give way, in this order.
 void make_possible(Levels& levels) {
   if (shapes()[levels[kShape]].num_topk == 0) {
     levels[kLayoutOf] = static_cast<std::size_t>(Layout::kAllGather);
-    levels[kCapacity] = levels[kReturnsWeights] = 0;
+    levels[kCapacity] = levels[kReturnsWeights] = levels[kUnevenExperts] = 0;
   }
   const auto layout = static_cast<Layout>(levels[kLayoutOf]);
   if (!is_expert_major(layout) && levels[kReduceOf] == 1) levels[kReduceOf] = 0;
@@ -153,6 +155,7 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
   test.num_bias = static_cast<int>(l[kBias]);
   test.returns_weights = l[kReturnsWeights] == 1;
   test.limits_calls = l[kLimits] == 1;
+  test.has_uneven_experts = l[kUnevenExperts] == 1;
   test.seed = seed;
   return test;
 }
@@ -178,9 +181,25 @@ void add_long_sums(const std::vector<int>& rank_counts, std::vector<ExchangeCase
 
 }  // namespace
 
+// About half of the ranks have experts, one of them at least.
+std::vector<std::int32_t> ExchangeCase::experts_per_rank() const {
+  if (!has_uneven_experts) return {};
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_ranks), 0);
+  std::vector<std::size_t> holders{seed % counts.size()};
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    if (random_bits(seed, rank) % 2 == 0) holders.push_back(rank);
+  }
+  for (std::int32_t e = 0; e < shape.num_experts; ++e) {
+    const std::uint64_t draw = random_bits(seed, 1000 + static_cast<std::uint64_t>(e));
+    ++counts[holders[draw % holders.size()]];
+  }
+  return counts;
+}
+
 ExchangeConfig ExchangeCase::config() const {
   ExchangeConfig config;
   config.num_experts = shape.num_experts;
+  config.experts_per_rank = experts_per_rank();
   config.num_topk = shape.num_topk;
   config.hidden = shape.hidden;
   config.max_tokens_per_rank = num_tokens + kSlack;
@@ -202,16 +221,17 @@ ExchangeConfig ExchangeCase::config() const {
 
 std::string ExchangeCase::describe() const {
   return fmt::format(
-      "P {} E {} K {} H {} T {} layout {} scheme {} scales {} reduce {} combine {} weights {} "
+      "P {} E {}{} K {} H {} T {} layout {} scheme {} scales {} reduce {} combine {} weights {} "
       "lacking {} alignment {} worst {} zero {} capacity {} payloads {} input {}{} results {} "
       "output {} bias {} returns {} limits {} keeps {} none {} duplicates {} "
       "only {} seed {}",
-      num_ranks, shape.num_experts, shape.num_topk, shape.hidden, num_tokens, name_of(layout),
-      name_of(scheme), static_cast<int>(scale_layout), name_of(reduce), name_of(combine_scheme),
-      sends_weights, lacks_weights, alignment, worst_case_rows, zero_padding, capacity,
-      payload_bytes.size(), name_of(input), is_quantized_input ? ", quantized" : "",
-      name_of(results), name_of(output), num_bias, returns_weights, limits_calls, keeps_routing,
-      shape.none_share, shape.has_duplicates, shape.only_expert, seed);
+      num_ranks, shape.num_experts, has_uneven_experts ? ", uneven" : "", shape.num_topk,
+      shape.hidden, num_tokens, name_of(layout), name_of(scheme), static_cast<int>(scale_layout),
+      name_of(reduce), name_of(combine_scheme), sends_weights, lacks_weights, alignment,
+      worst_case_rows, zero_padding, capacity, payload_bytes.size(), name_of(input),
+      is_quantized_input ? ", quantized" : "", name_of(results), name_of(output), num_bias,
+      returns_weights, limits_calls, keeps_routing, shape.none_share, shape.has_duplicates,
+      shape.only_expert, seed);
 }
 
 std::vector<ExchangeCase> exchange_cases(const std::vector<int>& rank_counts) {

@@ -42,9 +42,12 @@ struct ExchangeCase {
   bool forgets_routing = false;  ///< when another dispatch takes the place of a handle
   Overflow overflow = Overflow::kDrop;
   std::int32_t max_in_flight = 1;
+  bool has_uneven_experts = false;  ///< some ranks hold none, others many
   std::uint64_t seed = 1;
 
   ExchangeConfig config() const;
+  /// [P], or empty.
+  std::vector<std::int32_t> experts_per_rank() const;
   std::string describe() const;
 
   bool has_weights(int rank) const { return !lacks_weights || rank % 2 == 0; }

@@ -17,7 +17,9 @@ namespace {
 // Rows of a receive buffer, or more.
 std::int64_t max_rows(const ExchangeConfig& config, int num_ranks) {
   const std::int64_t tokens = num_ranks * config.max_tokens_per_rank;
-  const std::int64_t local = (config.num_experts + num_ranks - 1) / num_ranks;
+  const std::int64_t local = config.experts_per_rank.empty()
+                                 ? (config.num_experts + num_ranks - 1) / num_ranks
+                                 : config.num_experts;
   if (config.layout == Layout::kBatched) {
     return local * (config.capacity > 0 ? config.capacity : tokens);
   }

@@ -123,8 +123,7 @@ void Round::check_rows(const Dispatched& got) const {
 
 void Round::check_scale_shape(const TensorView& scales, std::int64_t num_scales) const {
   const bool is_batched = test_->layout == Layout::kBatched;
-  const std::int64_t local =
-      reference::num_local_experts(test_->shape.num_experts, num_ranks_, rank_);
+  const std::int64_t local = wanted_.num_local_experts(rank_);
   const std::int64_t rows = is_batched ? capacity() : num_rows(rank_);
   std::vector<std::int64_t> shape;
   if (is_batched) shape.push_back(local);

@@ -36,7 +36,7 @@ Table<float> Round::values(int rank) const {
 }
 
 Table<float> Round::results(int rank) const {
-  const int first = reference::first_expert(test_->shape.num_experts, num_ranks_, rank);
+  const int first = wanted_.first_expert(rank);
   const Table<float> in = values(rank);
   Table<float> out(in.rows, in.cols);
   for (const Position& p : positions(rank)) {

@@ -43,6 +43,7 @@ Round::Round(const Group& group, const ExchangeCase& test, int number)
   BatchShape ids_only = test.shape;
   ids_only.hidden = 0;  // make_tokens() brings the elements
   wanted_ = split(random_tokens(ids_only, num_tokens, seed), test.shape.num_experts, num_ranks_);
+  wanted_.experts_per_rank = test.experts_per_rank();
   make_tokens(seed);
   batch_ = test.capacity == 0
                ? wanted_
@@ -231,8 +232,7 @@ std::int64_t Round::num_rows(int rank) const {
   if (!test_->worst_case_rows || is_fixed) return used;
   const std::int64_t tokens = num_ranks_ * max_tokens();
   if (test_->layout != Layout::kExpanded) return tokens;
-  const std::int64_t local =
-      reference::num_local_experts(test_->shape.num_experts, num_ranks_, rank);
+  const std::int64_t local = wanted_.num_local_experts(rank);
   std::int64_t rows = local == 0 ? 0 : tokens * test_->shape.num_topk;
   if (test_->capacity > 0) rows = std::min(rows, local * test_->capacity);
   return rows + std::min(local, rows) * (test_->alignment - 1);

@@ -102,6 +102,7 @@ constexpr std::array kParts{
          [](ExchangeCase& test) {
            if (test.reduce == Reduce::kPerHost) test.reduce = Reduce::kPerRank;
          }},
+    Part{"experts on some ranks only", [](ExchangeCase& test) { test.has_uneven_experts = false; }},
     Part{"quantized results",
          [](ExchangeCase& test) {
            if (test.combine_scheme.is_quantized()) test.combine_scheme = schemes::kNone;

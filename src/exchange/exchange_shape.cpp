@@ -38,6 +38,33 @@ void check_routing(const ExchangeConfig& config, int num_ranks) {
   require_range("max_in_flight", config.max_in_flight, 1, kMaxInFlight);
 }
 
+void check_experts_per_rank(const ExchangeConfig& config, int num_ranks) {
+  const std::vector<std::int32_t>& counts = config.experts_per_rank;
+  if (counts.empty()) return;
+  require(!config.slices_experts, Errc::kInvalidArgument,
+          "exchange: experts_per_rank is given with slices_experts, where every rank holds every "
+          "expert; leave it empty");
+  require(counts.size() == static_cast<std::size_t>(num_ranks), Errc::kInvalidArgument,
+          "exchange: experts_per_rank has {} numbers, must be one for each of {} ranks, or none",
+          counts.size(), num_ranks);
+  std::int64_t sum = 0;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    require(counts[rank] >= 0, Errc::kInvalidArgument,
+            "exchange: experts_per_rank is {} for rank {}, must be 0 or more", counts[rank], rank);
+    sum += counts[rank];
+  }
+  require(sum == config.num_experts, Errc::kInvalidArgument,
+          "exchange: experts_per_rank adds up to {}, must be num_experts, {}", sum,
+          config.num_experts);
+}
+
+// [P + 1]
+std::vector<int> first_experts(const ExchangeConfig& config) {
+  std::vector<int> first{0};
+  for (const std::int32_t count : config.experts_per_rank) first.push_back(first.back() + count);
+  return first;
+}
+
 void check_enums(const ExchangeConfig& config) {
   require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);
   require_range("scale_layout", static_cast<std::int64_t>(config.scale_layout), 0, 3);
@@ -94,6 +121,7 @@ void check_schemes(const ExchangeConfig& config) {
 void check(const ExchangeConfig& config, int num_ranks) {
   check_enums(config);
   check_routing(config, num_ranks);
+  check_experts_per_rank(config, num_ranks);
   require_range("hidden", config.hidden, 1, kMaxInt);
   check_layout(config);
   check_schemes(config);
@@ -135,6 +163,10 @@ ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, i
   check(config, num_ranks);
   ExchangeShape shape;
   shape.ownership = {config.num_experts, num_ranks, config.slices_experts};
+  if (!config.experts_per_rank.empty()) {
+    shape.first_experts = std::make_shared<const std::vector<int>>(first_experts(config));
+    shape.ownership.table = shape.first_experts->data();
+  }
   shape.receive.layout = config.layout;
   shape.receive.alignment = config.expert_alignment;
   shape.receive.max_tokens = config.max_tokens_per_rank;
@@ -143,8 +175,9 @@ ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, i
   if (config.layout == Layout::kBatched && config.capacity == 0) {
     shape.receive.capacity = checked_mul<std::int64_t>(num_ranks, config.max_tokens_per_rank);
   }
-  // Rank 0 holds the most experts: a size that overflows there is rejected on every rank.
-  (void)max_buffer_rows(0, shape.ownership, config.num_topk, shape.receive);
+  // A size that overflows where most experts are is rejected on every rank.
+  (void)max_buffer_rows(shape.ownership.largest_rank(), shape.ownership, config.num_topk,
+                        shape.receive);
   shape.max_buffer_rows = max_buffer_rows(rank, shape.ownership, config.num_topk, shape.receive);
 
   WindowShape window = window_shape(config, num_ranks);
@@ -201,10 +234,9 @@ std::size_t routing_row_bytes(const ExchangeConfig& config) {
 }
 
 NamedValues agreed_fields(const ExchangeConfig& config) {
-  std::string payloads;
-  for (const std::int64_t bytes : config.payload_bytes) payloads += fmt::format("{} ", bytes);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   return {{"num_experts", std::to_string(config.num_experts)},
+          {"experts_per_rank", fmt::format("{}", fmt::join(config.experts_per_rank, " "))},
           {"num_topk", std::to_string(config.num_topk)},
           {"hidden", std::to_string(config.hidden)},
           {"max_tokens_per_rank", std::to_string(config.max_tokens_per_rank)},
@@ -212,7 +244,7 @@ NamedValues agreed_fields(const ExchangeConfig& config) {
           {"slices_experts", flag(config.slices_experts)},
           {"scheme", name_of(config.scheme)},
           {"scale_layout", std::to_string(static_cast<int>(config.scale_layout))},
-          {"payload_bytes", payloads},
+          {"payload_bytes", fmt::format("{}", fmt::join(config.payload_bytes, " "))},
           {"reduce", name_of(config.reduce)},
           {"combine_scheme", name_of(config.combine_scheme)},
           {"sends_weights", flag(config.sends_weights)},

@@ -4,6 +4,7 @@
 // ranks compare.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "switchyard/exchange_config.h"
@@ -16,6 +17,7 @@
 namespace switchyard {
 
 struct ExchangeShape {
+  std::shared_ptr<const std::vector<int>> first_experts;  ///< of `ownership`
   ExpertOwnership ownership;
   ReceiveShape receive;
   WindowLayout window;

@@ -39,7 +39,7 @@ std::vector<int> partial_ranks(const Batch& batch, const RankInput& input, std::
   std::vector<std::int64_t> highest(static_cast<std::size_t>(num_ranks), -1);
   for (std::int64_t k = 0; k < input.topk_ids.cols; ++k) {
     const std::int32_t id = input.topk_ids(t, k);
-    if (id >= 0) highest[static_cast<std::size_t>(owner_of(batch.num_experts, num_ranks, id))] = k;
+    if (id >= 0) highest[static_cast<std::size_t>(batch.owner_of(id))] = k;
   }
   std::map<std::int64_t, int> ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -82,8 +82,7 @@ Table<float> combine_per_expert(const Batch& batch, int owner, std::span<const E
     for (std::int32_t k = 0; k < batch.num_topk(); ++k) {
       const std::int32_t id = input.topk_ids(t, k);
       if (id < 0) continue;
-      const auto rank =
-          static_cast<std::size_t>(owner_of(batch.num_experts, batch.num_ranks(), id));
+      const auto rank = static_cast<std::size_t>(batch.owner_of(id));
       const auto row = outputs[rank].row(index[rank].at({owner, t, k}));
       for (std::int64_t h = 0; h < sum.cols; ++h) {
         sum(t, h) = std::fma(input.topk_weights(t, k), row[static_cast<std::size_t>(h)], sum(t, h));

@@ -15,8 +15,8 @@ namespace {
 ExpertMajor collect_by_expert(const Batch& batch, int rank) {
   check_batch(batch);
   const int num_ranks = batch.num_ranks();
-  const std::int32_t first = first_expert(batch.num_experts, num_ranks, rank);
-  const std::int32_t num_local = num_local_experts(batch.num_experts, num_ranks, rank);
+  const std::int32_t first = batch.first_expert(rank);
+  const std::int32_t num_local = batch.num_local_experts(rank);
   ExpertMajor placed;
   placed.segment_counts = Table<std::int64_t>(num_local, num_ranks);
   placed.segment_first = Table<std::int64_t>(num_local, num_ranks);
@@ -60,7 +60,7 @@ RankMajor collect_by_rank(const Batch& batch, int rank, bool takes_all = false) 
       std::int32_t highest = -1;
       for (std::int32_t k = 0; k < ids.cols; ++k) {
         const std::int32_t id = ids(t, k);
-        if (id >= 0 && owner_of(batch.num_experts, batch.num_ranks(), id) == rank) highest = k;
+        if (id >= 0 && batch.owner_of(id) == rank) highest = k;
       }
       if (highest >= 0 || takes_all) placed.rows.push_back({source, t, highest, -1, count++});
     }
@@ -71,8 +71,8 @@ RankMajor collect_by_rank(const Batch& batch, int rank, bool takes_all = false) 
 
 void fill_tables(const Batch& batch, int rank, RankMajor& placed) {
   const std::int64_t num_topk = batch.num_topk();
-  const std::int32_t first = first_expert(batch.num_experts, batch.num_ranks(), rank);
-  const std::int32_t num_local = num_local_experts(batch.num_experts, batch.num_ranks(), rank);
+  const std::int32_t first = batch.first_expert(rank);
+  const std::int32_t num_local = batch.num_local_experts(rank);
   placed.topk_ids = Table<std::int32_t>(placed.num_rows, num_topk, -1);
   placed.local_ids = Table<std::int32_t>(placed.num_rows, num_topk, -1);
   placed.topk_weights = Table<float>(placed.num_rows, num_topk);

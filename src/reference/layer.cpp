@@ -76,9 +76,9 @@ std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<fl
   std::vector<Table<float>> rows;
   for (int rank = 0; rank < batch.num_ranks(); ++rank) {
     placed.push_back(dispatch_expanded(batch, rank, 1));
-    rows.push_back(apply_experts(
-        layer.experts, first_expert(batch.num_experts, batch.num_ranks(), rank), placed.back(),
-        delivered(layer, batch, placed.back()), layer.intermediate, layer.activation));
+    rows.push_back(apply_experts(layer.experts, batch.first_expert(rank), placed.back(),
+                                 delivered(layer, batch, placed.back()), layer.intermediate,
+                                 layer.activation));
   }
   std::vector<Table<float>> outputs = combine(batch, placed, rows, reduce);
   for (std::size_t r = 0; r < outputs.size(); ++r) add_shared(layer, hidden[r], outputs[r]);

@@ -37,10 +37,14 @@ struct RankInput {
 struct Batch {
   std::int32_t num_experts = 0;
   std::vector<RankInput> ranks;
+  std::vector<std::int32_t> experts_per_rank{};  ///< empty: linear placement, see below
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
   std::int64_t hidden() const { return ranks.front().tokens.cols; }
   std::int64_t num_topk() const { return ranks.front().topk_ids.cols; }
+  std::int32_t num_local_experts(int rank) const;
+  std::int32_t first_expert(int rank) const;
+  int owner_of(std::int32_t expert) const;
 };
 
 /// Errors: kInvalidArgument if shapes differ between ranks or an id is outside [-1, E).

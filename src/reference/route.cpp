@@ -100,6 +100,25 @@ int owner_of(std::int32_t num_experts, int num_ranks, std::int32_t expert) {
   return rank;
 }
 
+std::int32_t Batch::num_local_experts(int rank) const {
+  if (experts_per_rank.empty()) {
+    return reference::num_local_experts(num_experts, num_ranks(), rank);
+  }
+  return experts_per_rank[static_cast<std::size_t>(rank)];
+}
+
+std::int32_t Batch::first_expert(int rank) const {
+  std::int32_t first = 0;
+  for (int r = 0; r < rank; ++r) first += num_local_experts(r);
+  return first;
+}
+
+int Batch::owner_of(std::int32_t expert) const {
+  int rank = 0;
+  while (expert >= first_expert(rank + 1)) ++rank;
+  return rank;
+}
+
 void check_batch(const Batch& batch) {
   require(!batch.ranks.empty(), Errc::kInvalidArgument, "reference: no ranks, at least 1");
   for (const RankInput& input : batch.ranks) {

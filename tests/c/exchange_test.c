@@ -200,6 +200,15 @@ static sy_status misuse_exchange(void* user, sy_group* group) {
   config.num_payloads = 1;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "payload_bytes is NULL",
                 sy_exchange_create(group, &config, NULL, &exchange));
+  config.num_payloads = 0;
+  config.num_experts_per_rank = 1;
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "experts_per_rank is NULL",
+                sy_exchange_create(group, &config, NULL, &exchange));
+  const int32_t too_many = kConfig.num_experts + 1;
+  config.experts_per_rank = &too_many;
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "experts_per_rank adds up to",
+                sy_exchange_create(group, &config, NULL, &exchange));
+  config.num_experts_per_rank = 0;
   config.num_payloads = SIZE_MAX;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_payloads is 18446744073709551615, must be at most 1024",
                 sy_exchange_create(group, &config, NULL, &exchange));

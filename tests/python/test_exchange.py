@@ -206,6 +206,18 @@ def test_capacity():
     assert sum(run_local(2, rank)) == 5
 
 
+def test_experts_on_one_rank():
+    def rank(group):
+        tokens, ids = np.ones((2, H), np.float32), np.array([[group.rank], [2]], np.int32)
+        with Exchange(group, num_experts=3, num_topk=1, hidden=H, max_tokens_per_rank=2, experts_per_rank=[0, 3]) as exchange:
+            received = exchange.dispatch(tokens, ids)
+            counts = received.experts.num_rows.numpy().tolist()
+            exchange.release(received)
+            return counts
+
+    assert run_local(2, rank) == [[], [1, 1, 2]]
+
+
 def test_configs():
     config = ExchangeConfig(num_experts=8, num_topk=2, hidden=64, max_tokens_per_rank=4, layout="batched", scheme="fp8_block")
     assert repr(config) == ("ExchangeConfig(num_experts=8, num_topk=2, hidden=64, max_tokens_per_rank=4, layout='batched', "

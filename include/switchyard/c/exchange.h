@@ -40,13 +40,16 @@ typedef struct sy_exchange_config {
   const char* overflow;        ///< "error" (NULL) or "drop"
   const int64_t* payload_bytes;  ///< [num_payloads] bytes per row
   size_t num_payloads;
-  int64_t expert_alignment;  ///< "expanded"; 0: 1
-  int64_t capacity;          ///< rows that an expert accepts; 0: as many as can arrive
-  int32_t max_in_flight;     ///< handles that may be alive at once; 0: 1
-  bool slices_experts;       ///< "all_gather": every rank holds a slice of every expert
-  bool omits_weights;        ///< topk_weights do not travel with dispatch
-  bool worst_case_rows;      ///< receive tensors always have their maximum size
-  bool zero_padding;         ///< "expanded": zeroes rows and scales that no token fills
+  int64_t expert_alignment;         ///< "expanded"; 0: 1
+  int64_t capacity;                 ///< rows that an expert accepts; 0: as many as can arrive
+  int32_t max_in_flight;            ///< handles that may be alive at once; 0: 1
+  bool slices_experts;              ///< "all_gather": every rank holds a slice of every expert
+  bool omits_weights;               ///< topk_weights do not travel with dispatch
+  bool worst_case_rows;             ///< receive tensors always have their maximum size
+  bool zero_padding;                ///< "expanded": zeroes rows and scales that no token fills
+  const int32_t* experts_per_rank;  ///< [num_experts_per_rank] how many each rank holds, or none;
+                                    ///< NULL: as many each, and one more on the first ranks
+  size_t num_experts_per_rank;      ///< the number of ranks, or 0
 } sy_exchange_config;
 
 /// What a rank chooses for itself.

@@ -58,6 +58,7 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
   refuse(config.hidden > kMaxRowElements,
          fmt::format("hidden is {}, must be at most {}", config.hidden, kMaxRowElements));
   refuse(config.reduce == Reduce::kPerHost, "reduce is per_host, must be per_rank or per_expert");
+  refuse(!config.experts_per_rank.empty(), "experts_per_rank is given, must be empty on GPUs");
   for (const std::int64_t bytes : config.payload_bytes) {
     refuse(bytes > kMaxRowElements,
            fmt::format("payload_bytes has {}, must be at most {}", bytes, kMaxRowElements));

@@ -53,6 +53,54 @@ TEST(ExchangeErrorsTest, DispatchArgumentsAreNamedAndNothingIsLost) {
   });
 }
 
+TEST(ExchangeErrorsTest, ExpertsPerRankMustAddUp) {
+  run_ranks(2, [](const Group& group) {
+    ExchangeConfig config = small_config();
+    const auto refused = [&](std::vector<std::int32_t> counts, const char* words) {
+      config.experts_per_rank = std::move(counts);
+      expect_invalid(words, [&] { Exchange(group, config); });
+    };
+    refused({4}, "experts_per_rank has 1 numbers, must be one for each of 2 ranks, or none");
+    refused({5, -1}, "experts_per_rank is -1 for rank 1, must be 0 or more");
+    refused({3, 2}, "experts_per_rank adds up to 5, must be num_experts, 4");
+    const bool is_first = group.rank() == 0;
+    refused(is_first ? std::vector<std::int32_t>{4, 0} : std::vector<std::int32_t>{0, 4},
+            "experts_per_rank");
+    config.layout = Layout::kAllGather;
+    config.slices_experts = true;
+    refused({4, 0}, "experts_per_rank is given with slices_experts");
+  });
+}
+
+// Rank 0 only runs attention, rank 1 only experts: each sends nothing of what it does not have.
+TEST(ExchangeErrorsTest, ARankMayHaveNoExpertsAndAnotherNoTokens) {
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
+                              Layout::kByRank, Layout::kAllGather}) {
+    SCOPED_TRACE(name_of(layout));
+    run_ranks(2, [&](const Group& group) {
+      ExchangeConfig config = small_config();
+      config.layout = layout;
+      config.experts_per_rank = {0, 4};
+      Exchange exchange(group, config);
+      Inputs in;
+      in.token_values.fill(0x3F80);  // 1
+      const std::int64_t num_tokens = group.rank() == 0 ? 2 : 0;
+      in.id_values = {0, 1, 2, 3, 0, 0, 0, 0};
+      const Dispatched got =
+          exchange.dispatch(in.tokens(num_tokens), in.ids(num_tokens), in.weights(num_tokens));
+      EXPECT_EQ(got.experts.num_rows.num_elements(), group.rank() == 0 ? 0 : 4);
+      const Tensor rows = zeros_like(got.experts.rows);
+      std::fill_n(rows.as<std::uint16_t>(), rows.view().num_elements(), 0x3F80);
+      const Tensor output(DType::kBF16, {num_tokens, kHidden});
+      exchange.combine(got.handle, rows, output);
+      const std::uint16_t sum = is_expert_major(layout) ? 0x4000 : 0x3F80;  // of 2 rows, or of 1
+      for (std::int64_t i = 0; i < num_tokens * kHidden; ++i) {
+        ASSERT_EQ(output.as<std::uint16_t>()[i], sum) << i;
+      }
+    });
+  }
+}
+
 TEST(ExchangeErrorsTest, AnExchangeThatWasMovedFromSaysSo) {
   run_ranks(1, [](const Group& group) {
     Exchange first(group, small_config());

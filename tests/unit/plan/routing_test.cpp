@@ -46,6 +46,25 @@ TEST(ExpertOwnershipTest, EveryExpertHasOneOwner) {
   }
 }
 
+// 6 experts: none | 0 1 2 3 | none | 4 5
+TEST(ExpertOwnershipTest, RanksMayHoldAnyNumberOfExpertsOrNone) {
+  const std::vector<int> first{0, 0, 4, 4, 6};
+  const ExpertOwnership ownership{6, 4, false, first.data()};
+  std::vector<int> owners;
+  std::vector<int> locals;
+  for (int e = 0; e < 6; ++e) {
+    owners.push_back(ownership.owner(e));
+    locals.push_back(ownership.local_index(e));
+  }
+  EXPECT_THAT(owners, ElementsAre(1, 1, 1, 1, 3, 3));
+  EXPECT_THAT(locals, ElementsAre(0, 1, 2, 3, 0, 1));
+  EXPECT_THAT((std::vector<int>{ownership.count(0), ownership.count(1), ownership.count(2),
+                                ownership.count(3)}),
+              ElementsAre(0, 4, 0, 2));
+  EXPECT_EQ(ownership.max_count(), 4);
+  EXPECT_EQ(ownership.largest_rank(), 1);
+}
+
 // Two ranks, two experts each (0 1 | 2 3). Rank 0: tokens {2,0} {3,2}; rank 1: token {2,-1}.
 class ReceivePlanTest : public ::testing::Test {
  protected:
