@@ -2,10 +2,14 @@
 //
 // Ranks that exchange messages, as threads: no window exists.
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
 #include <gtest/gtest.h>
+
+#include "switchyard/exchange.h"
+#include "switchyard/tensor.h"
 
 #include "conformance/exchange_soak.h"
 #include "conformance/exchange_suite.h"
@@ -55,6 +59,37 @@ TEST(ExchangeMessagesTest, SubgroupsSideBySideEqualTheOracle) {
       if (test.num_ranks == part.size()) check_exchange(part, test);
     }
   }));
+}
+
+// Both ranks send expert 2, on rank 1, two tokens, and it has room for one. Messages have brought
+// the rows before anybody knows; from a window they are not read.
+TEST(ExchangeMessagesTest, RowsThatAreDroppedHaveCrossed) {
+  constexpr std::int64_t kRowBytes = 8 * 2;
+  constexpr std::int64_t kIdBytes = 2 * 2;
+  for (const bool has_messages : {true, false}) {
+    const auto check = [&](const Group& group) {
+      Exchange exchange(group, {.num_experts = 4,
+                                .num_topk = 1,
+                                .hidden = 8,
+                                .max_tokens_per_rank = 2,
+                                .layout = Layout::kBatched,
+                                .sends_weights = false,
+                                .capacity = 1,
+                                .overflow = Overflow::kDrop});
+      const Tensor tokens(DType::kBF16, {2, 8});
+      const Tensor ids(DType::kI32, {2, 1});
+      std::fill_n(ids.as<std::int32_t>(), 2, 2);
+      const Dispatched got = exchange.dispatch(tokens, ids);
+      const std::int64_t num_rows = group.rank() == 1 ? 0 : has_messages ? 2 : 1;
+      EXPECT_EQ(exchange.wire_bytes(got.handle).dispatch, num_rows * kRowBytes + kIdBytes);
+      exchange.release(got.handle);
+    };
+    if (has_messages) {
+      run_ranks(2, check);
+    } else {
+      run_local_ranks(2, check, {.timeout_ms = test::kRanksTimeoutMs});
+    }
+  }
 }
 
 TEST(ExchangeMessagesTest, RandomCasesAgreeWithTheOracle) {

@@ -24,6 +24,7 @@ void MessagesExchange::allocate_slot(std::size_t index) {
   const auto num_ranks = static_cast<std::size_t>(num_ranks_);
   staging_[index].memory = std::make_shared<AlignedBuffer>(layout_.total_bytes);
   staging_[index].with.resize(num_ranks);
+  staging_[index].num_rows_sent.resize(num_ranks);
   staging_[index].sent.resize(num_ranks);
 }
 

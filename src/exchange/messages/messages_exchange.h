@@ -38,8 +38,7 @@ class MessagesExchange final : public CpuExchange {
     MessageId header_in = 0;
     MessageId routing_in = 0;
     RowBlocks in;
-    std::int64_t num_sent_rows = 0;  ///< of dispatch; to this rank itself: packed for it
-    std::size_t rows_out = 0;        ///< offsets in the slot's memory
+    std::size_t rows_out = 0;  ///< offsets in the slot's memory
     std::size_t rows_in = 0;
     std::size_t weights_out = 0;
     std::size_t weights_in = 0;
@@ -55,7 +54,9 @@ class MessagesExchange final : public CpuExchange {
   struct Staging {
     std::shared_ptr<AlignedBuffer> memory;
     std::vector<Traffic> with;  ///< [P]
-    std::vector<Sent> sent;     ///< [P] by the last operation
+    /// [P] of the last dispatch, also those that had no place there; to this rank itself: packed
+    std::vector<std::int64_t> num_rows_sent;
+    std::vector<Sent> sent;  ///< [P] by the last operation
     std::vector<std::int32_t>
         own_tokens;  ///< packed for this rank itself, where rows may be dropped
     std::vector<std::int32_t> positions;
@@ -79,6 +80,9 @@ class MessagesExchange final : public CpuExchange {
   void conclude(Slot& slot, Phase phase) override;
   void drain(Slot& slot, Stage stage) override;
   std::int64_t routing_bytes_to(const Slot& slot, int peer) const override;
+  std::int64_t rows_sent_to(const Slot& slot, int peer) const override {
+    return staging_[index_of(slot)].num_rows_sent[static_cast<std::size_t>(peer)];
+  }
 
   Staging& staging_of(const Slot& slot) { return staging_[index_of(slot)]; }
   static Traffic& with(Staging& staging, int peer) {

@@ -122,8 +122,8 @@ void MessagesExchange::find_positions(const Slot& slot, int source, Staging& sta
 }
 
 std::int64_t MessagesExchange::await_rows(Slot& slot, int source, std::int64_t position) {
+  if (source == rank_) return rows_sent_to(slot, source);
   Traffic& traffic = with(staging_of(slot), source);
-  if (source == rank_) return traffic.num_sent_rows;
   require(position < traffic.in.num_rows(), Errc::kInternal,
           "dispatch: rank {} sends {} rows, its routing says more than {}", source,
           traffic.in.num_rows(), position);

@@ -17,7 +17,7 @@ void MessagesExchange::publish(Slot& slot) {
     const auto p = static_cast<std::size_t>(peer);
     const bool is_taken = peer != rank_ || !is_in_place(slot);
     const std::int64_t rows = takes_all_ ? slot.num_tokens() : slot.routing->send.num_tokens_to[p];
-    staging.with[p].num_sent_rows = is_taken && !slot.input.options.routing_only ? rows : 0;
+    staging.num_rows_sent[p] = is_taken && !slot.input.options.routing_only ? rows : 0;
   }
   publish_routing(slot, staging);
   if (slot.input.options.routing_only) return;
@@ -48,7 +48,7 @@ DispatchHeader MessagesExchange::header_for(const Slot& slot, int peer) const {
   return {routing.call,
           routing.num_tokens,
           routing.max_tokens,
-          staging_[index_of(slot)].with[static_cast<std::size_t>(peer)].num_sent_rows,
+          rows_sent_to(slot, peer),
           message.num_entries,
           slot.input.tensor_scale,
           message.has_ids,
@@ -121,10 +121,10 @@ void MessagesExchange::write_list(const Slot& slot, int peer, const RoutingMessa
 void MessagesExchange::place_outgoing(Staging& staging) const {
   std::size_t next = layout_.rows_out;
   staging.own_tokens.clear();
-  for (Traffic& traffic : staging.with) {
-    traffic.rows_out = next;
+  for (std::size_t p = 0; p < staging.with.size(); ++p) {
+    staging.with[p].rows_out = next;
     if (takes_all_) continue;
-    next += static_cast<std::size_t>(traffic.num_sent_rows) * shape_.window.row_stride;
+    next += static_cast<std::size_t>(staging.num_rows_sent[p]) * shape_.window.row_stride;
   }
 }
 
@@ -134,21 +134,22 @@ void MessagesExchange::publish_rows(Slot& slot, Staging& staging) {
   std::vector<RowBlocks>& blocks = outgoing_;
   blocks.clear();
   num_packed_.assign(staging.with.size(), 0);
-  for (const Traffic& traffic : staging.with) {
-    blocks.emplace_back(part(staging, traffic.rows_out, 0), 0, stride, traffic.num_sent_rows);
+  for (std::size_t p = 0; p < staging.with.size(); ++p) {
+    blocks.emplace_back(part(staging, staging.with[p].rows_out, 0), 0, stride,
+                        staging.num_rows_sent[p]);
   }
   for (std::int64_t t = 0; t < slot.num_tokens(); ++t) {
     destinations_.clear();
     for (const TokenRank& r : slot.routing->send.ranks_of(t)) {
       const auto p = static_cast<std::size_t>(r.rank);
-      if (staging.with[p].num_sent_rows == 0) continue;
+      if (staging.num_rows_sent[p] == 0) continue;
       const auto number = static_cast<std::size_t>(num_packed_[p]);
       destinations_.push_back(staging.memory->data() + staging.with[p].rows_out + number * stride);
     }
     write_row(slot, t, destinations_, false);
     for (const TokenRank& r : slot.routing->send.ranks_of(t)) {
       const auto p = static_cast<std::size_t>(r.rank);
-      if (staging.with[p].num_sent_rows == 0) continue;
+      if (staging.num_rows_sent[p] == 0) continue;
       ++num_packed_[p];
       if (r.rank != rank_) {
         blocks[p].send(*channel_, r.rank, tag, num_packed_[p], staging.sent[p].messages);
