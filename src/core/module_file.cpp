@@ -7,6 +7,12 @@
 #include <system_error>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "switchyard/version.h"
+
+#include "core/settings.h"
+
 namespace switchyard {
 namespace {
 
@@ -35,20 +41,29 @@ std::vector<std::string> candidates(const std::string& asked, const char* file_n
 
 }  // namespace
 
-void* load_module_entry(const std::string& asked, const char* file_name, const char* entry,
-                        bool is_global, std::string& why) {
+void* load_module_entry(const ModuleFile& file, std::string& why) {
   bool is_there = false;
-  for (const std::string& path : candidates(asked, file_name)) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | (is_global ? RTLD_GLOBAL : RTLD_LOCAL));
+  std::string reason;
+  for (const std::string& path : candidates(setting(file.setting).text, file.name)) {
+    void* handle = dlopen(path.c_str(), RTLD_NOW | (file.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (handle == nullptr) {
-      if (!is_there) why = dlerror();
+      if (!is_there) reason = dlerror();
       is_there = is_there || std::filesystem::exists(path);
       continue;
     }
-    if (void* address = dlsym(handle, entry)) return address;
-    why = path + " has no " + entry;
+    if (void* address = dlsym(handle, file.entry)) return address;
+    reason = fmt::format("{} has no {}", path, file.entry);
   }
+  why = fmt::format("the {} module is not there ({}); {} or set {} to its path", file.title, reason,
+                    file.how_to_get, file.setting);
   return nullptr;
+}
+
+std::string why_not_this_version(const ModuleFile& file, const char* module_version) {
+  if (std::string(module_version) == version()) return "";
+  return fmt::format(
+      "the {} module is of version {}, this library of {}; install both from one build", file.title,
+      module_version, version());
 }
 
 }  // namespace switchyard

@@ -1,31 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where the module is looked for: in the program itself (a static build), then where
-// load_module_entry looks.
+// load_module looks.
 
 #include "device/cuda_module.h"
 
 #include <cstdlib>
 
-#include "switchyard/version.h"
-
 #include "core/fail.h"
 #include "core/module_file.h"
-#include "core/settings.h"
 #include "device/linked_module.h"
 
 namespace switchyard {
 namespace {
-
-constexpr const char* kFileName = "libswitchyard_cuda.so";
-constexpr const char* kEntry = "switchyard_cuda_module";
-using Entry = CudaModuleEntry;
-
-Entry find_entry(std::string& why) {
-  if (const Entry linked = linked_cuda_module()) return linked;
-  return reinterpret_cast<Entry>(
-      load_module_entry(setting("SWITCHYARD_CUDA_MODULE").text, kFileName, kEntry, false, why));
-}
 
 struct Loaded {
   const CudaModule* module = nullptr;
@@ -33,26 +20,16 @@ struct Loaded {
 };
 
 Loaded load() {
+  constexpr ModuleFile kFile{.title = "CUDA",
+                             .name = "libswitchyard_cuda.so",
+                             .entry = "switchyard_cuda_module",
+                             .setting = "SWITCHYARD_CUDA_MODULE",
+                             .how_to_get = "build with SWITCHYARD_WITH_CUDA=ON"};
   Loaded loaded;
-  std::string why;
-  const Entry entry = find_entry(why);
-  if (entry == nullptr) {
-    loaded.why = fmt::format(
-        "the CUDA module is not there ({}); build with SWITCHYARD_WITH_CUDA=ON or set "
-        "SWITCHYARD_CUDA_MODULE to its path",
-        why);
-    return loaded;
-  }
-  const CudaModule* module = entry();
-  if (std::string(module->version) != version()) {
-    loaded.why = fmt::format(
-        "the CUDA module is of version {}, this library of {}; install both "
-        "from one build",
-        module->version, version());
-  } else if (module->device_count() == 0) {
-    loaded.why = "no NVIDIA driver or no GPU on this machine";
-  } else {
-    loaded.module = module;
+  const CudaModuleEntry linked = linked_cuda_module();
+  loaded.module = linked != nullptr ? linked() : load_module<CudaModule>(kFile, loaded.why);
+  if (loaded.module != nullptr && loaded.module->device_count() == 0) {
+    loaded = {nullptr, "no NVIDIA driver or no GPU on this machine"};
   }
   return loaded;
 }

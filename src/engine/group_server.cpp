@@ -20,7 +20,6 @@
 namespace switchyard {
 namespace {
 
-constexpr const char* kServerKey = "server";
 constexpr int kTryMs = 2000;  // at one address, before the next
 constexpr int kPauseMs = 20;
 
@@ -43,6 +42,11 @@ std::string numeric_host(const ifaddrs& entry) {
     return "";
   }
   return host.data();
+}
+
+// Ranks that failed may try again over the same store, with a new server.
+std::string server_key(const std::vector<Introduction>& ranks) {
+  return "server/" + ranks[0].nonce;
 }
 
 bool is_one_machine(const std::vector<Introduction>& ranks) {
@@ -118,8 +122,11 @@ std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string
 
 StoreConnection connect_to_group(const ServerAddress& address, const Deadline& deadline,
                                  const std::function<void()>& check) {
+  std::vector<std::string> texts;
+  for (const Address& candidate : address.addresses) texts.push_back(candidate.text());
   std::string last = "none was tried";
   do {
+    std::size_t num_refusals = 0;
     for (const Address& candidate : address.addresses) {
       check();
       try {
@@ -127,12 +134,16 @@ StoreConnection connect_to_group(const ServerAddress& address, const Deadline& d
                                std::min(kTryMs, std::max(deadline.remaining_ms(), 1)), true);
       } catch (const Error& error) {
         last = error.what();
+        if (error.code() == Errc::kPeerLost) ++num_refusals;
       }
     }
+    require(
+        num_refusals < texts.size(), Errc::kPeerLost,
+        "group: rank 0 was lost, or a firewall is in between: nobody serves the group at {} any "
+        "more",
+        fmt::join(texts, " and "));
     poll(nullptr, 0, kPauseMs);
   } while (!deadline.expired());
-  std::vector<std::string> texts;
-  for (const Address& candidate : address.addresses) texts.push_back(candidate.text());
   fail(Errc::kTimeout,
        "group: rank 0 serves the group at {}, which this host does not reach ({}); open the ports "
        "between the hosts",
@@ -150,13 +161,13 @@ ServerAddress share_group_server(const Meeting& meeting, int rank,
     server = serve_group(is_one_machine(ranks), meeting.place().first_host, address);
     ServerAddress shown = address;
     if (!derived.empty()) shown.secret.clear();
-    meeting.with_store([&] { meeting.store()->set(kServerKey, shown.text()); });
+    meeting.with_store([&] { meeting.store()->set(server_key(ranks), shown.text()); });
     return address;
   }
   for (;;) {
     check();
     const auto text =
-        meeting.look_up(kServerKey, std::min(kSliceMs, meeting.deadline().remaining_ms()));
+        meeting.look_up(server_key(ranks), std::min(kSliceMs, meeting.deadline().remaining_ms()));
     if (text) {
       ServerAddress address = ServerAddress::parse(*text);
       if (!derived.empty()) address.secret = derived;

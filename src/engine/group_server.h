@@ -33,7 +33,8 @@ std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string
                                          ServerAddress& address);
 
 /// Tries the addresses in turn until one of them proves that it has the secret; `check` is called
-/// in between and throws when the set-up should end. Errors: kTimeout.
+/// in between and throws when the set-up should end. Errors: kPeerLost (nobody serves at any of
+/// them any more), kTimeout.
 StoreConnection connect_to_group(const ServerAddress& address, const Deadline& deadline,
                                  const std::function<void()>& check);
 

@@ -11,6 +11,7 @@
 #include "engine/meeting.h"
 #include "engine/mpi_engine.h"
 #include "engine/mpi_meeting.h"
+#include "engine/mpi_module.h"
 #include "engine/shm_engine.h"
 
 namespace switchyard {
@@ -110,6 +111,12 @@ std::shared_ptr<Engine> join_processes(const std::string& name, const JoinReques
                         : make_mpi_engine(spec, std::move(meeting), {name == "mpi", nullptr});
     JoinedGroups::instance().add(given);
     return engine;
+  } catch (const Error& error) {
+    const bool is_lost = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost ||
+                         error.code() == Errc::kAborted;
+    if (is_lost) forbid_mpi_finalize();  // the ranks may have met over MPI
+    close_store(given);
+    throw;
   } catch (...) {
     close_store(given);
     throw;

@@ -90,6 +90,13 @@ void Meeting::require_own_place() {
                            rank_));
 }
 
+void Meeting::require_there(int peer) const {
+  const std::string text = look_up(introduction_key(peer), kOwnWordsMs).value_or("");
+  const std::string& nonce = ranks_[static_cast<std::size_t>(peer)].nonce;
+  if (!text.empty() && Introduction::parse(text).nonce == nonce) return;
+  fail_unmet(Errc::kPeerLost, fmt::format("rank {} gave up before the group was complete", peer));
+}
+
 void Meeting::withdraw() noexcept {
   if (!place_.claims_ranks || own_text_.empty()) return;
   try {

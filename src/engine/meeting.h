@@ -47,6 +47,10 @@ class Meeting {
   bool has_met() const { return !ranks_.empty(); }
   const std::vector<Introduction>& ranks() const { return ranks_; }
 
+  /// Once the ranks have met: throws unless `peer` is still the one that this rank met. Errors:
+  /// kPeerLost.
+  void require_there(int peer) const;
+
   /// After a failure, so that the ranks may try again over the same store.
   void withdraw() noexcept;
   /// Throws, after it has told the ranks that still wait.

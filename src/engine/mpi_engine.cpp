@@ -32,7 +32,7 @@ class MpiEngine final : public Engine {
   }
   std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec,
                                         const std::string& /*name*/) override {
-    Meeting meeting(spec, place());
+    Meeting meeting(spec, place());  // of this group alone: nobody tries again there
     auto control = RemoteControl::join(spec, meeting);
     auto messages = over_mpi_.for_subgroup(*control, spec.parent.ranks);
     return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
@@ -50,11 +50,19 @@ class MpiEngine final : public Engine {
 
 std::shared_ptr<Engine> make_mpi_engine(const GroupSpec& spec, std::unique_ptr<Meeting> meeting,
                                         const MpiWish& wish) {
-  auto control = RemoteControl::join(spec, *meeting);
-  auto messages = connect_over_mpi(*control, wish.fortran_handle);
-  require(!wish.needs_mpi || messages->why_not().empty(), Errc::kNotAvailable,
-          "group: engine \"mpi\": {}", messages->why_not());
-  return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
+  try {
+    auto control = RemoteControl::join(spec, *meeting);
+    auto messages = connect_over_mpi(*control, wish.fortran_handle);
+    if (!wish.needs_mpi || messages->why_not().empty()) {
+      return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
+    }
+    meeting->withdraw();
+    control->barrier();  // each rank sees that all have withdrawn, should they try again
+    fail(Errc::kNotAvailable, "group: engine \"mpi\": {}", messages->why_not());
+  } catch (...) {
+    meeting->withdraw();
+    throw;
+  }
 }
 
 }  // namespace switchyard

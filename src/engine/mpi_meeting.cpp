@@ -34,7 +34,8 @@ class Meet {
         "meet, but {})",
         request_.ranks.source, why);
     const MpiModule& module = mpi_module();
-    if (module.init_state() == MpiInit::kNone) module.start_init();
+    const std::string why_no_init = module.start_init(request_.timeout_ms);
+    require(why_no_init.empty(), Errc::kSystem, "group: {}", why_no_init);
     await("MPI_Init", [&] { return module.init_state() == MpiInit::kDone; });
     int rank = 0;
     int size = 0;

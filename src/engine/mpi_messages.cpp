@@ -16,16 +16,13 @@
 namespace switchyard {
 namespace {
 
-constexpr int kTagsPerChannel = MessageChannel::kMaxTag + 1;
-constexpr std::int64_t kExitTimeouts = 10;  // a rank may end much later than this one
-
 class MpiChannel final : public MessageChannel {
  public:
   MpiChannel(std::shared_ptr<SharedLink> shared, std::vector<int> ranks, int rank, int number)
       : shared_(std::move(shared)),
         ranks_(std::move(ranks)),
         rank_(rank),
-        first_tag_(number * kTagsPerChannel) {}
+        first_tag_(number * ChannelNumbers::kTagsPerChannel) {}
   ~MpiChannel() override {
     for (const MessageId message : pending_) shared_->link->give_up(message);
   }
@@ -88,10 +85,11 @@ std::string agree(RemoteControl& control, const std::string& why_not_here) {
   return "";
 }
 
-// MPI_Init waits for every process of the job, and cannot be ended.
-void initialize(RemoteControl& control) {
+// MPI_Init waits for every process of the job, and cannot be ended. Why it was not called.
+std::string initialize(RemoteControl& control) {
   const MpiModule& module = mpi_module();
-  if (module.init_state() == MpiInit::kNone) module.start_init();
+  const std::string why = agree(control, module.start_init(control.timeout_ms()));
+  if (!why.empty()) return why;
   const Deadline deadline = Deadline::after_ms(control.timeout_ms());
   while (module.init_state() != MpiInit::kDone) {
     control.check_alive({Phase::kSetup, 0, -1});
@@ -104,6 +102,7 @@ void initialize(RemoteControl& control) {
     }
     poll(nullptr, 0, 1);
   }
+  return "";
 }
 
 std::string why_not_this_world(const RemoteControl& control) {
@@ -115,6 +114,16 @@ std::string why_not_this_world(const RemoteControl& control) {
       "MPI_COMM_WORLD has {} processes, the group {}; make the group from a communicator of its "
       "ranks",
       size, control.size());
+}
+
+int largest(const std::vector<std::string>& numbers) {
+  int found = 0;
+  for (const std::string& text : numbers) {
+    int number = 0;
+    std::from_chars(text.data(), text.data() + text.size(), number);
+    found = std::max(found, number);
+  }
+  return found;
 }
 
 // Each rank's number in the communicator.
@@ -155,30 +164,22 @@ MpiMessages::MpiMessages(RemoteControl& control, std::shared_ptr<SharedLink> lin
   if (shared_) control_.expect_messages();
 }
 
-MpiMessages::~MpiMessages() {
-  if (shared_ && control_.is_aborted()) mpi_module().forbid_finalize();
-}
-
 std::unique_ptr<MessageChannel> MpiMessages::make_channel() {
   require(shared_ != nullptr, Errc::kNotAvailable,
           "group: ranks of several hosts exchange rows over MPI, but {}", why_not_);
-  std::unique_lock lock(shared_->mutex);
-  int number = shared_->next_channel;
-  lock.unlock();
-  // No rank has used the largest number: the next of who has used the most.
-  for (const std::string& text : control_.all_gather_text(std::to_string(number))) {
-    int other = 0;
-    std::from_chars(text.data(), text.data() + text.size(), other);
-    number = std::max(number, other);
+  const int max_channels = ChannelNumbers::max_channels(shared_->link->max_tag());
+  for (;;) {
+    const int claimed = shared_->channels.claim();
+    const int number = largest(control_.all_gather_text(std::to_string(claimed)));
+    require(
+        number < max_channels, Errc::kNotSupported,
+        "group: it has made {} channels, as many as the tags of MPI suffice for; make a new group",
+        number);
+    const bool is_taken = !shared_->channels.take(claimed, number);
+    if (largest(control_.all_gather_text(is_taken ? "1" : "0")) == 0) {
+      return std::make_unique<MpiChannel>(shared_, ranks_, control_.rank(), number);
+    }
   }
-  const int max_channels = shared_->link->max_tag() / kTagsPerChannel;
-  require(
-      number < max_channels, Errc::kNotSupported,
-      "group: it has made {} channels, as many as the tags of MPI suffice for; make a new group",
-      number);
-  lock.lock();
-  shared_->next_channel = std::max(shared_->next_channel, number + 1);
-  return std::make_unique<MpiChannel>(shared_, ranks_, control_.rank(), number);
 }
 
 std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
@@ -186,6 +187,7 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
   std::vector<int> ranks;
   if (shared_) {
     for (const int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+    control.when_ended([] { forbid_mpi_finalize(); });
   }
   return std::make_unique<MpiMessages>(control, shared_, std::move(ranks), why_not_);
 }
@@ -193,8 +195,11 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
 std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int* fortran_handle) {
   std::string why = agree(control, why_no_mpi_in_this_process());
   if (why.empty()) {
-    initialize(control);
-    if (fortran_handle == nullptr) why = agree(control, why_not_this_world(control));
+    control.when_ended([] { forbid_mpi_finalize(); });
+    why = initialize(control);
+  }
+  if (why.empty() && fortran_handle == nullptr) {
+    why = agree(control, why_not_this_world(control));
   }
   auto shared = std::make_shared<SharedLink>();
   if (why.empty()) {
@@ -203,7 +208,6 @@ std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int*
     why = agree(control, own);
   }
   if (!why.empty()) return std::make_unique<MpiMessages>(control, nullptr, std::vector<int>(), why);
-  mpi_module().set_exit_timeout(kExitTimeouts * control.timeout_ms());
   control.expect_messages();
   control.wait({Phase::kSetup, 0, -1}, [&] { return shared->link->is_ready(); });
   std::vector<int> ranks = ranks_in(control, *shared->link);

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "engine/channel_numbers.h"
 #include "engine/messages.h"
 #include "engine/mpi_module.h"
 #include "engine/remote_control.h"
@@ -18,8 +18,7 @@ namespace switchyard {
 /// A communicator, and which of its tags are in use in this process.
 struct SharedLink {
   std::shared_ptr<MpiLink> link;
-  std::mutex mutex;
-  int next_channel = 0;
+  ChannelNumbers channels;
 };
 
 class MpiMessages final : public MessageSource {
@@ -27,7 +26,6 @@ class MpiMessages final : public MessageSource {
   /// `ranks`: each rank of the group in the communicator. Without a link, `why_not` says why.
   MpiMessages(RemoteControl& control, std::shared_ptr<SharedLink> link, std::vector<int> ranks,
               std::string why_not);
-  ~MpiMessages() override;
 
   /// Errors: also kNotAvailable when there is no MPI, kNotSupported when its tags are used up.
   std::unique_ptr<MessageChannel> make_channel() override;

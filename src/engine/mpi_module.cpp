@@ -2,42 +2,31 @@
 
 #include "engine/mpi_module.h"
 
-#include "switchyard/version.h"
+#include <atomic>
 
 #include "core/fail.h"
 #include "core/module_file.h"
-#include "core/settings.h"
 
 namespace switchyard {
 namespace {
+
+std::atomic<const MpiModule*> module_in_use = nullptr;
 
 struct Loaded {
   const MpiModule* module = nullptr;
   std::string why;
 };
 
-// MPI libraries load plug-ins that expect to find the library's symbols.
 Loaded load() {
+  constexpr ModuleFile kFile{.title = "MPI",
+                             .name = "libswitchyard_mpi.so",
+                             .entry = "switchyard_mpi_module",
+                             .setting = "SWITCHYARD_MPI_MODULE",
+                             .how_to_get = "build where CMake finds MPI",
+                             .is_global = true};
   Loaded loaded;
-  std::string why;
-  auto* const entry = reinterpret_cast<const MpiModule* (*)()>(
-      load_module_entry(setting("SWITCHYARD_MPI_MODULE").text, "libswitchyard_mpi.so",
-                        "switchyard_mpi_module", true, why));
-  if (entry == nullptr) {
-    loaded.why = fmt::format(
-        "the MPI module is not there ({}); build where CMake finds MPI, or set "
-        "SWITCHYARD_MPI_MODULE to its path",
-        why);
-    return loaded;
-  }
-  const MpiModule* module = entry();
-  if (std::string(module->version) != version()) {
-    loaded.why = fmt::format(
-        "the MPI module is of version {}, this library of {}; install both from one build",
-        module->version, version());
-    return loaded;
-  }
-  loaded.module = module;
+  loaded.module = load_module<MpiModule>(kFile, loaded.why);
+  module_in_use = loaded.module;
   return loaded;
 }
 
@@ -55,5 +44,10 @@ const MpiModule& mpi_module() {
 }
 
 std::string why_no_mpi() { return loaded_module().why; }
+
+void forbid_mpi_finalize() noexcept {
+  const MpiModule* const module = module_in_use;
+  if (module != nullptr) module->forbid_finalize();
+}
 
 }  // namespace switchyard

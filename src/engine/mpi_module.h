@@ -47,18 +47,19 @@ struct MpiModule {
   std::string (*library)() = nullptr;
   /// Of this process, whoever called MPI_Init.
   MpiInit (*init_state)() = nullptr;
-  /// Calls MPI_Init_thread on a thread that the module keeps, as no deadline can end that call. At
-  /// the end of the process the same thread calls MPI_Finalize, unless forbid_finalize was called.
-  void (*start_init)() = nullptr;
+  /// Calls MPI_Init_thread, unless somebody has, on a thread that the module keeps, as no deadline
+  /// can end that call. At the end of the process the same thread calls MPI_Finalize, which is
+  /// waited for at most ten times `timeout_ms` (the largest of all calls), unless forbid_finalize
+  /// was called. Returns why there is no such thread; empty if there is.
+  std::string (*start_init)(std::int64_t timeout_ms) = nullptr;
   /// Why this thread may not use MPI, for example because it was initialized for another one alone;
   /// empty if it may.
   std::string (*why_not_here)() = nullptr;
   /// This process in MPI_COMM_WORLD.
   void (*world)(int& rank, int& size) = nullptr;
-  /// Ranks and messages were lost: MPI_Finalize might wait for them.
+  /// Ranks or messages were lost, and MPI_Finalize might wait for them. Where the end of the
+  /// process waits already, it does no more. Any thread.
   void (*forbid_finalize)() = nullptr;
-  /// The longest that the end of the process waits for MPI_Finalize; the largest value counts.
-  void (*set_exit_timeout)(std::int64_t ms) = nullptr;
   /// Starts to duplicate MPI_COMM_WORLD, or the communicator with this Fortran handle. Null, with
   /// the reason in `why`, when MPI refuses.
   std::shared_ptr<MpiLink> (*duplicate)(const int* fortran_handle, std::string& why) = nullptr;
@@ -70,6 +71,9 @@ const MpiModule& mpi_module();
 
 /// Empty, or why mpi_module() would throw.
 std::string why_no_mpi();
+
+/// As MpiModule::forbid_finalize, where a module was loaded.
+void forbid_mpi_finalize() noexcept;
 
 /// The entry point of the module.
 extern "C" const MpiModule* switchyard_mpi_module();

@@ -7,6 +7,7 @@
 
 #include "core/fail.h"
 #include "core/interrupt.h"
+#include "engine/remote_exit.h"
 #include "transport/control_block.h"
 #include "transport/futex.h"
 #include "transport/hash_store.h"
@@ -34,7 +35,19 @@ RemoteControl::RemoteControl(GroupSpec spec, Parts parts)
     : Control(std::move(spec)),
       server_(std::move(parts.server)),
       secret_(std::move(parts.secret)),
-      link_(std::move(parts.link)) {}
+      link_(std::move(parts.link)) {
+  remote_exit::add(*this);
+}
+
+RemoteControl::~RemoteControl() {
+  remote_exit::remove(*this);
+  leave();
+}
+
+void RemoteControl::leave() noexcept {
+  link_->leave();
+  if (server_) remote_exit::keep(std::move(server_), timeout_ms());
+}
 
 std::unique_ptr<RemoteControl> RemoteControl::join(GroupSpec spec, Meeting& meeting) {
   const auto check = [&](int peer) {
@@ -45,27 +58,26 @@ std::unique_ptr<RemoteControl> RemoteControl::join(GroupSpec spec, Meeting& meet
     spec.parent.control->look_for_dead_ranks();
     spec.parent.control->check_alive({Phase::kSetup, 0, peer});
   };
-  try {
-    if (!meeting.has_met()) meeting.meet({check, [](int, const std::string&) {}});
-    spec.hosts = hosts_of(meeting.ranks());
-    Parts parts;
-    const auto check_all = [&] { check(-1); };
-    ServerAddress address = share_group_server(meeting, spec.rank, parts.server, check_all);
-    parts.secret = address.secret;
-    const std::int64_t silence_ms = std::max(spec.timeout_ms / 2, kMinSilenceMs);
-    parts.link = std::make_unique<MemberLink>(
-        connect_to_group(address, meeting.deadline(), check_all), spec.rank, spec.size, silence_ms);
-    address.addresses = {parts.link->server_address()};
-    spec.store =
-        std::make_shared<SocketStore>(address.addresses[0], address.secret, spec.timeout_ms, true);
-    std::unique_ptr<RemoteControl> control(new RemoteControl(std::move(spec), std::move(parts)));
-    control->barrier();
-    control->enter(Phase::kIdle, 0);
-    return control;
-  } catch (...) {
-    meeting.withdraw();
-    throw;
-  }
+  if (!meeting.has_met()) meeting.meet({check, [](int, const std::string&) {}});
+  spec.hosts = hosts_of(meeting.ranks());
+  Parts parts;
+  const auto check_rank_0 = [&] {
+    check(0);
+    if (spec.rank != 0) meeting.require_there(0);
+  };
+  ServerAddress address = share_group_server(meeting, spec.rank, parts.server, check_rank_0);
+  parts.secret = address.secret;
+  const std::int64_t silence_ms = std::max(spec.timeout_ms / 2, kMinSilenceMs);
+  parts.link =
+      std::make_unique<MemberLink>(connect_to_group(address, meeting.deadline(), check_rank_0),
+                                   spec.rank, spec.size, silence_ms);
+  address.addresses = {parts.link->server_address()};
+  spec.store =
+      std::make_shared<SocketStore>(address.addresses[0], address.secret, spec.timeout_ms, true);
+  std::unique_ptr<RemoteControl> control(new RemoteControl(std::move(spec), std::move(parts)));
+  control->barrier();
+  control->enter(Phase::kIdle, 0);
+  return control;
 }
 
 bool RemoteControl::abort(Errc code, int culprit, const std::string& reason) noexcept {

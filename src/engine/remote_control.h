@@ -19,10 +19,16 @@ class RemoteControl final : public Control {
   /// filled from what the ranks say. Errors: kTimeout (names the ranks that did not come),
   /// kInvalidArgument, kPeerLost, kSystem.
   static std::unique_ptr<RemoteControl> join(GroupSpec spec, Meeting& meeting);
+  ~RemoteControl() override;
 
   bool abort(Errc code, int culprit, const std::string& reason) noexcept override;
   void enter(Phase phase, std::uint64_t call) noexcept override;
 
+  /// Waits for nobody from now on; the server of rank 0 stays until all ranks have left.
+  void leave() noexcept;
+
+  /// As MemberLink.
+  void when_ended(std::function<void()> action) { link_->when_ended(std::move(action)); }
   /// From now on a wait looks at its condition often: messages ring no bell.
   void expect_messages() { expects_messages_ = true; }
   /// For the stores of subgroups; all ranks of the group have it.

@@ -37,7 +37,6 @@ extern "C" SWITCHYARD_API const MpiModule* switchyard_mpi_module() {
       .why_not_here = mpi::why_not_here,
       .world = mpi::world,
       .forbid_finalize = mpi::forbid_finalize,
-      .set_exit_timeout = mpi::set_exit_timeout,
       .duplicate = duplicate,
   };
   return &module;

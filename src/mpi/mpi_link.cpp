@@ -36,7 +36,8 @@ std::vector<std::shared_ptr<void>>& abandoned() {
 std::shared_ptr<MpiLink> Link::start(MPI_Comm original, std::string& why) {
   const std::lock_guard lock(call_mutex());
   std::shared_ptr<Link> link(new Link);
-  const int error = MPI_Comm_idup(original, &link->communicator_, &link->duplication_);
+  const int error =
+      MPI_Comm_idup(original, &link->duplicate_->communicator, &link->duplicate_->request);
   if (error == MPI_SUCCESS) return link;
   why = text_of(error);
   return nullptr;
@@ -47,25 +48,27 @@ Link::~Link() {
   const std::lock_guard lock(call_mutex());
   if (is_finalized()) return;
   if (is_ready_ && messages_.empty() && may_finalize()) {
-    MPI_Comm_free(&communicator_);
+    MPI_Comm_free(&duplicate_->communicator);
     return;
   }
-  const auto kept = std::make_shared<decltype(messages_)>(std::move(messages_));
-  abandoned().push_back(kept);
+  abandoned().push_back(std::make_shared<decltype(messages_)>(std::move(messages_)));
+  if (is_ready_) return;
+  abandoned().push_back(duplicate_);
+  forbid_finalize();
 }
 
 bool Link::is_ready() {
   if (is_ready_) return true;
   const std::lock_guard lock(call_mutex());
   int is_done = 0;
-  MPI_Test(&duplication_, &is_done, MPI_STATUS_IGNORE);
+  MPI_Test(&duplicate_->request, &is_done, MPI_STATUS_IGNORE);
   if (is_done == 0) return false;
-  MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(communicator_, &rank_);
-  MPI_Comm_size(communicator_, &size_);
+  MPI_Comm_set_errhandler(duplicate_->communicator, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(duplicate_->communicator, &rank_);
+  MPI_Comm_size(duplicate_->communicator, &size_);
   void* value = nullptr;
   int has_value = 0;
-  MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &value, &has_value);
+  MPI_Comm_get_attr(duplicate_->communicator, MPI_TAG_UB, &value, &has_value);
   max_tag_ = has_value != 0 ? *static_cast<int*>(value) : MessageChannel::kMaxTag;
   is_ready_ = true;
   return true;
@@ -83,6 +86,7 @@ MessageId Link::receive(int peer, int tag, const MessageBuffer& buffer) {
 MessageId Link::start(int peer, int tag, const MessageBuffer& buffer, bool is_receive) {
   const std::lock_guard lock(call_mutex());
   const MessageId id = ++last_id_;
+  MPI_Comm const communicator = duplicate_->communicator;
   Message& message = messages_[id];
   message = {buffer, 0, is_receive, false, false};
   for (std::size_t at = 0; at < buffer.size_bytes; at += kMaxPartBytes) {
@@ -91,8 +95,8 @@ MessageId Link::start(int peer, int tag, const MessageBuffer& buffer, bool is_re
     ++message.num_parts;
     const int error =
         is_receive
-            ? MPI_Irecv(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator_, &request)
-            : MPI_Isend(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator_, &request);
+            ? MPI_Irecv(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator, &request)
+            : MPI_Isend(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator, &request);
     if (error != MPI_SUCCESS) continue;  // never done: the group's own connection says who is lost
     requests_.push_back(request);
     parts_.push_back({id, num_bytes});

@@ -41,13 +41,18 @@ class Link final : public MpiLink {
     int num_bytes = 0;
   };
 
+  // MPI writes here until the duplication has ended, which may be after the link.
+  struct Duplicate {
+    MPI_Comm communicator = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
   Link() = default;
   MessageId start(int peer, int tag, const MessageBuffer& buffer, bool is_receive);
   void make_progress();
   void end_part(const Part& part, const MPI_Status& status, bool has_failed);
 
-  MPI_Comm communicator_ = MPI_COMM_NULL;
-  MPI_Request duplication_ = MPI_REQUEST_NULL;
+  std::shared_ptr<Duplicate> duplicate_ = std::make_shared<Duplicate>();
   bool is_ready_ = false;
   int rank_ = 0;
   int size_ = 0;

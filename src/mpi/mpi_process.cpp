@@ -6,17 +6,21 @@
 
 #include "mpi/mpi_process.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mpi.h>
-#include <signal.h>
-#include <thread>
+#include <system_error>
+
+#include "core/service_thread.h"
 
 namespace switchyard::mpi {
 namespace {
+
+constexpr std::int64_t kExitTimeouts = 10;  // another rank may end much later than this one
 
 // Never destroyed: the thread may outlive the static objects of the process.
 struct Keeper {
@@ -60,7 +64,7 @@ void finalize_at_exit() {
   own.is_finalize_wanted = true;
   own.changed.notify_all();
   own.changed.wait_for(lock, std::chrono::milliseconds(own.exit_timeout_ms),
-                       [&] { return own.is_finalized; });
+                       [&] { return own.is_finalized || !own.may_finalize; });
 }
 
 bool flag_of(int (*ask)(int*)) {
@@ -92,18 +96,19 @@ MpiInit init_state() {
   return flag_of(&MPI_Initialized) ? MpiInit::kDone : MpiInit::kNone;
 }
 
-void start_init() {
+std::string start_init(std::int64_t timeout_ms) {
   Keeper& own = keeper();
   const std::lock_guard lock(own.mutex);
-  if (own.has_started) return;
+  own.exit_timeout_ms = std::max(own.exit_timeout_ms, kExitTimeouts * timeout_ms);
+  if (own.has_started || flag_of(&MPI_Initialized)) return "";
+  try {
+    start_service_thread(keep).detach();
+  } catch (const std::system_error& error) {
+    return std::string("no thread to call MPI_Init: ") + error.what();
+  }
   own.has_started = true;
   std::atexit(finalize_at_exit);
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the program's threads
-  std::thread(keep).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return "";
 }
 
 std::string why_not_here() {
@@ -122,13 +127,12 @@ void world(int& rank, int& size) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
 }
 
-void forbid_finalize() { keeper().may_finalize = false; }
-bool may_finalize() { return keeper().may_finalize; }
-
-void set_exit_timeout(std::int64_t ms) {
+void forbid_finalize() {
   Keeper& own = keeper();
   const std::lock_guard lock(own.mutex);
-  if (ms > own.exit_timeout_ms) own.exit_timeout_ms = ms;
+  own.may_finalize = false;
+  own.changed.notify_all();
 }
+bool may_finalize() { return keeper().may_finalize; }
 
 }  // namespace switchyard::mpi

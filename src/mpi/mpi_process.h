@@ -17,11 +17,10 @@ std::mutex& call_mutex();
 
 std::string library();
 MpiInit init_state();
-void start_init();
+std::string start_init(std::int64_t timeout_ms);
 std::string why_not_here();
 void world(int& rank, int& size);
 void forbid_finalize();
 bool may_finalize();
-void set_exit_timeout(std::int64_t ms);
 
 }  // namespace switchyard::mpi

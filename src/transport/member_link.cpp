@@ -11,9 +11,11 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <signal.h>
+#include <system_error>
+#include <utility>
 
 #include "core/fail.h"
+#include "core/service_thread.h"
 #include "transport/control_block.h"
 #include "transport/futex.h"
 
@@ -53,26 +55,26 @@ MemberLink::MemberLink(StoreConnection connection, int rank, int size, std::int6
           rank, size);
   received_ = connection_.take_received();
   heard_ns_ = now_ns();
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the program's threads
   try {
-    thread_ = std::thread([this] { run(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
+    thread_ = start_service_thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    fail(Errc::kSystem, "group: no thread to stay in touch with its server: {}", error.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-MemberLink::~MemberLink() {
-  is_leaving_ = true;
+MemberLink::~MemberLink() { leave(); }
+
+void MemberLink::leave() noexcept {
+  if (is_leaving_.exchange(true)) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   thread_.join();
-  unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, {}});
+  {
+    const std::lock_guard lock(mutex_);
+    unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, {}});
+  }
   say_goodbye();
+  is_over_ = true;
 }
 
 void MemberLink::enter(const Place& place) noexcept {
@@ -101,6 +103,14 @@ End MemberLink::cause() const {
   return cause_;
 }
 
+void MemberLink::when_ended(std::function<void()> action) {
+  std::unique_lock lock(mutex_);
+  const bool is_late = has_ended();
+  if (!is_late) when_ended_.swap(action);
+  lock.unlock();
+  if (is_late) action();
+}
+
 std::int64_t MemberLink::left_ns(int rank) const noexcept {
   return left_ns_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
 }
@@ -111,15 +121,15 @@ std::optional<std::string> MemberLink::ask(Question question, std::uint64_t argu
   put_u64(value, argument);
   std::unique_lock lock(mutex_);
   const std::uint32_t id = ++num_questions_;
+  auto& answer = answers_[id];
   lock.unlock();
   send(Operation::kAsk, value, id);
   lock.lock();
-  const auto is_answered = [&] { return is_over_ || (answer_ && answer_->id == id); };
-  if (!changed_.wait_for(lock, kAnswerTime, is_answered) || !answer_ || answer_->id != id) {
-    return std::nullopt;
-  }
-  if (answer_->status != store_protocol::Status::kOk) return std::nullopt;
-  return answer_->value;
+  changed_.wait_for(lock, kAnswerTime, [&] { return is_over_ || answer.has_value(); });
+  const bool is_told = answer && answer->status == store_protocol::Status::kOk;
+  auto told = is_told ? std::optional(std::move(answer->value)) : std::nullopt;
+  answers_.erase(id);
+  return told;
 }
 
 // Any thread. What does not fit into the socket now is sent by the link's own.
@@ -169,8 +179,7 @@ void MemberLink::run() {
     if (!is_open) {
       lose_server("its connection ended");
     } else if (now - heard_ns_ > silence_ns_) {
-      lose_server(fmt::format("no sign of life for {:.1f} s: stopped, or its host is cut off",
-                              static_cast<double>(silence_ns_) * 1e-9));
+      give_up_server();
     }
   }
 }
@@ -210,7 +219,8 @@ void MemberLink::take_received() {
       take_event(reply->value);
     } else {
       const std::lock_guard lock(mutex_);
-      answer_ = *reply;
+      const auto question = answers_.find(reply->id);
+      if (question != answers_.end()) question->second = *reply;
       changed_.notify_all();
     }
   }
@@ -237,14 +247,27 @@ void MemberLink::take_event(std::string_view event) {
 }
 
 void MemberLink::set_cause(const End& end) noexcept {
+  std::function<void()> action;
   {
     const std::lock_guard lock(mutex_);
     if (has_ended()) return;
     cause_ = end;
     has_ended_.store(true, std::memory_order_release);
+    action.swap(when_ended_);
   }
+  if (action) action();
   changed_.notify_all();
   ring();
+}
+
+// A rank 0 that goes on later finds unread that it was the cause itself; otherwise it would take
+// the first connection that has ended meanwhile for a loss.
+void MemberLink::give_up_server() {
+  const End end{abort_code(Errc::kPeerLost), kServer, rank_,
+                fmt::format("no sign of life for {:.1f} s: stopped, or its host is cut off",
+                            static_cast<double>(silence_ns_) * 1e-9)};
+  if (left_ns(kServer) == 0) send(Operation::kEnd, end.text());
+  lose_server(end.reason);
 }
 
 // A server whose rank had left was to go, and says nothing of the others.
@@ -265,11 +288,14 @@ void MemberLink::ring() noexcept {
 void MemberLink::say_goodbye() noexcept {
   const Deadline deadline = Deadline::after_ms(kGoodbyeMs);
   const Fd& socket = connection_.socket();
-  while (!is_over_ && !deadline.expired()) {
-    const bool is_sending = !unsent_.empty();
-    flush();
-    if (unsent_.empty() && is_sending) shutdown(socket.get(), SHUT_WR);
-    pollfd entry{socket.get(), static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT), 0};
+  for (bool has_sent = false; !is_over_ && !deadline.expired();) {
+    if (!has_sent) {
+      const std::lock_guard lock(mutex_);
+      flush();
+      has_sent = unsent_.empty();
+      if (has_sent) shutdown(socket.get(), SHUT_WR);
+    }
+    pollfd entry{socket.get(), static_cast<short>(has_sent ? POLLIN : POLLIN | POLLOUT), 0};
     poll(&entry, 1, deadline.remaining_ms());
     std::array<char, 4096> bytes;
     const ssize_t size = recv(socket.get(), bytes.data(), bytes.size(), 0);

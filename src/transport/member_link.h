@@ -8,6 +8,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -26,10 +28,12 @@ class MemberLink {
   /// end for so long, it is lost; equal on all ranks. Errors: kInvalidArgument (another process has
   /// this number), kTimeout, kPeerLost.
   MemberLink(StoreConnection connection, int rank, int size, std::int64_t silence_ms);
-  /// Leaves.
-  ~MemberLink();
+  ~MemberLink();  ///< leaves
   MemberLink(const MemberLink&) = delete;
   MemberLink& operator=(const MemberLink&) = delete;
+
+  /// The rank waits for nobody from now on. Called again, it does nothing.
+  void leave() noexcept;
 
   const Address& server_address() const { return connection_.address(); }
 
@@ -48,11 +52,14 @@ class MemberLink {
   bool has_ended() const noexcept { return has_ended_.load(std::memory_order_acquire); }
   /// Valid once has_ended().
   member_protocol::End cause() const;
+  /// Calls `action` once the group has ended, from any thread; at once if it has. The last one
+  /// given counts. It must not use the link.
+  void when_ended(std::function<void()> action);
 
   /// When the rank left, in now_ns(); 0: it has not.
   std::int64_t left_ns(int rank) const noexcept;
 
-  /// The server's answer; nothing when it has none, or does not answer soon.
+  /// The server's answer; nothing when it has none, or does not answer soon. Any thread.
   std::optional<std::string> ask(member_protocol::Question question,
                                  std::uint64_t argument) noexcept;
 
@@ -69,6 +76,7 @@ class MemberLink {
   void take_received();
   void take_event(std::string_view event);
   void set_cause(const member_protocol::End& end) noexcept;
+  void give_up_server();
   void lose_server(const std::string& reason);
   void ring() noexcept;
   void say_goodbye() noexcept;
@@ -90,7 +98,8 @@ class MemberLink {
   member_protocol::Place place_;
   member_protocol::End cause_;
   std::uint32_t num_questions_ = 0;
-  std::optional<store_protocol::Reply> answer_;
+  std::map<std::uint32_t, std::optional<store_protocol::Reply>> answers_;  // to open questions
+  std::function<void()> when_ended_;
 
   store_protocol::FrameBuffer received_;  // of the thread
   std::int64_t heard_ns_ = 0;

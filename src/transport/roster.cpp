@@ -35,6 +35,12 @@ Roster::Member* Roster::find(int rank) {
              : nullptr;
 }
 
+bool Roster::is_over() const {
+  if (members_.empty()) return false;
+  return end_.has_value() || std::none_of(members_.begin(), members_.end(),
+                                          [](const Member& member) { return member.is_here; });
+}
+
 bool Roster::join(const Join& join, std::int64_t now_ns) {
   if (join.size == 0 || join.size > kMaxRanks || join.rank >= join.size) return false;
   if (members_.empty()) {
@@ -47,7 +53,10 @@ bool Roster::join(const Join& join, std::int64_t now_ns) {
   if (member.heard_ns != 0) return false;
   member.is_here = true;
   member.heard_ns = now_ns;
-  const int rank = static_cast<int>(join.rank);
+  return true;
+}
+
+void Roster::greet(int rank) const {
   for (std::size_t other = 0; other < members_.size(); ++other) {
     if (!members_[other].has_left) continue;
     std::string content;
@@ -55,7 +64,6 @@ bool Roster::join(const Join& join, std::int64_t now_ns) {
     send_(rank, event_text(Event::kLeft, content));
   }
   if (end_) send_(rank, event_text(Event::kEnded, end_->text()));
-  return true;
 }
 
 void Roster::beat(int rank, const Place& place, std::int64_t now_ns) {

@@ -24,8 +24,14 @@ class Roster {
 
   bool is_empty() const { return members_.empty(); }
 
+  /// True once no rank needs the server: each of them has left or was lost, or the group has ended
+  /// and all were told why.
+  bool is_over() const;
+
   /// False when the numbers contradict those of an earlier rank, or the rank has joined before.
   bool join(const member_protocol::Join& join, std::int64_t now_ns);
+  /// Sends a rank that has joined what happened before it did.
+  void greet(int rank) const;
   void beat(int rank, const member_protocol::Place& place, std::int64_t now_ns);
   /// The rank is at meeting `number`; once all ranks are, each learns of it.
   void meet(int rank, std::uint64_t number);

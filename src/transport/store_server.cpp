@@ -8,10 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <limits>
 #include <list>
-#include <signal.h>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -19,6 +20,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "core/service_thread.h"
 #include "transport/roster.h"
 #include "transport/secret.h"
 #include "transport/store_session.h"
@@ -53,19 +55,26 @@ struct Client {
 
 class StoreServer::Loop {
  public:
-  Loop(Fd listener, Fd stop, std::string secret)
-      : listener_(std::move(listener)), stop_(std::move(stop)), secret_(std::move(secret)) {}
+  Loop(Fd listener, Fd wake, std::string secret)
+      : listener_(std::move(listener)), wake_(std::move(wake)), secret_(std::move(secret)) {}
   ~Loop() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    is_stopping_ = true;
+    wake();
     if (thread_.joinable()) thread_.join();
   }
 
   void start();
+  void end_when_over() {
+    ends_when_over_ = true;
+    wake();
+  }
+  bool has_ended() const { return has_ended_; }
 
  private:
+  void wake();
   void run();
-  bool turn();
+  void turn();
+  bool is_to_end() const { return is_stopping_ || (ends_when_over_ && roster_.is_over()); }
   int poll_timeout_ms() const;
   void accept_clients();
   void admit(Fd socket);
@@ -83,7 +92,7 @@ class StoreServer::Loop {
   void say_goodbye();
 
   Fd listener_;
-  Fd stop_;
+  Fd wake_;  // eventfd
   std::string secret_;
   std::list<Client> clients_;
   std::unordered_map<std::string, std::string> values_;
@@ -92,39 +101,40 @@ class StoreServer::Loop {
   int num_warnings_ = 0;
   Roster roster_{[this](int rank, const std::string& event) { send_event(rank, event); }};
   std::int64_t next_look_ns_ = 0;  // at the members
+  std::atomic<bool> is_stopping_ = false;
+  std::atomic<bool> ends_when_over_ = false;
+  std::atomic<bool> has_ended_ = false;
   std::thread thread_;
 };
 
-// The thread blocks all signals: they belong to the program.
 void StoreServer::Loop::start() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { run(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
+    thread_ = start_service_thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    fail(Errc::kSystem, "store: no thread to serve: {}", error.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void StoreServer::Loop::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
 void StoreServer::Loop::run() {
   try {
-    while (turn()) {
-    }
+    while (!is_to_end()) turn();
     if (!roster_.is_empty()) say_goodbye();
   } catch (const std::exception& error) {
     log(LogLevel::kError, "store", "the server ends: {}", error.what());
-    clients_.clear();
-    listener_.reset();
   }
+  clients_.clear();
+  listener_.reset();
+  has_ended_ = true;
 }
 
-bool StoreServer::Loop::turn() {
+void StoreServer::Loop::turn() {
   const bool may_accept = clients_.size() < kMaxClients && now_ns() >= accept_from_ns_;
-  std::vector<pollfd> entries{{stop_.get(), POLLIN, 0},
+  std::vector<pollfd> entries{{wake_.get(), POLLIN, 0},
                               {may_accept ? listener_.get() : -1, POLLIN, 0}};
   for (const Client& client : clients_) {
     const auto events = static_cast<short>(POLLIN | (client.session.has_unsent() ? POLLOUT : 0));
@@ -133,7 +143,8 @@ bool StoreServer::Loop::turn() {
   if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
     fail_errno("poll", "store");
   }
-  if (entries[0].revents != 0) return false;
+  std::uint64_t count = 0;
+  if (entries[0].revents != 0 && read(wake_.get(), &count, sizeof(count)) > 0) return;
   std::size_t next = 2;
   for (Client& client : clients_) {
     const short events = entries[next++].revents;
@@ -144,7 +155,6 @@ bool StoreServer::Loop::turn() {
   look_at_members();
   remove_gone();
   if (entries[1].revents != 0) accept_clients();
-  return true;
 }
 
 int StoreServer::Loop::poll_timeout_ms() const {
@@ -246,11 +256,12 @@ void StoreServer::Loop::serve_get(Client& client, const protocol::Request& reque
 void StoreServer::Loop::serve_join(Client& client, const protocol::Request& request) {
   const auto join = members::Join::parse(request.value);
   if (!join || client.rank >= 0) return client.session.end();
+  if (!roster_.join(*join, now_ns())) {
+    return client.session.reply({protocol::Status::kRefused, request.id, {}});
+  }
   client.rank = static_cast<int>(join->rank);
   client.session.reply({protocol::Status::kOk, request.id, {}});
-  if (roster_.join(*join, now_ns())) return;
-  client.rank = -1;
-  client.session.reply({protocol::Status::kRefused, request.id, {}});
+  roster_.greet(client.rank);
 }
 
 void StoreServer::Loop::serve_member(Client& client, const protocol::Request& request) {
@@ -341,15 +352,18 @@ StoreServer::StoreServer(Address address, std::unique_ptr<Loop> loop)
 
 StoreServer::~StoreServer() = default;
 
+void StoreServer::end_when_over() { loop_->end_when_over(); }
+bool StoreServer::has_ended() const { return loop_->has_ended(); }
+
 std::unique_ptr<StoreServer> StoreServer::start(const Address& address, std::string secret) {
   require_secret(address, secret);
   bool is_taken = false;
   Fd listener = listen_on(address, &is_taken);
   if (is_taken) return nullptr;
   const Address bound = bound_address(listener, address);
-  Fd stop(eventfd(0, EFD_CLOEXEC));
-  if (!stop.has_value()) fail_errno("eventfd", "store");
-  auto loop = std::make_unique<Loop>(std::move(listener), std::move(stop), std::move(secret));
+  Fd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.has_value()) fail_errno("eventfd", "store");
+  auto loop = std::make_unique<Loop>(std::move(listener), std::move(wake), std::move(secret));
   loop->start();
   return std::unique_ptr<StoreServer>(new StoreServer(bound, std::move(loop)));
 }

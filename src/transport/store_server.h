@@ -19,6 +19,10 @@ class StoreServer {
   static std::unique_ptr<StoreServer> start(const Address& address, std::string secret);
   ~StoreServer();
 
+  /// Of a server whose ranks may still need it: it ends by itself once they no longer do.
+  void end_when_over();
+  bool has_ended() const;
+
   /// The address it serves at, with the actual port.
   const Address& address() const { return address_; }
 

@@ -13,8 +13,10 @@
 
 #include "core/clock.h"
 #include "support/engine_suite.h"
+#include "support/errors.h"
 #include "support/processes.h"
 #include "support/shared.h"
+#include "support/temp_folder.h"
 
 namespace switchyard {
 namespace {
@@ -159,6 +161,71 @@ TEST(RemoteFaultTest, StoppedRankIsSeenBeforeTheTimeout) {
 }
 TEST(RemoteFaultTest, StoppedServerIsSeenBeforeTheTimeout) {
   expect_lost(0, SIGSTOP, "no sign of life for 2.0 s", kFaultTimeoutMs);
+}
+
+// It was cut off by the others; what ended meanwhile were healthy connections.
+TEST(RemoteFaultTest, Rank0ThatGoesOnAfterAStopBlamesNobodyElse) {
+  const Shared<std::atomic<int>> num_there;
+  const Shared<std::atomic<int>> goes_on;
+  RankProcesses ranks(
+      3,
+      [&](const Group& group) {
+        group.barrier();
+        ++*num_there;
+        while (group.rank() == 0 && *goes_on == 0) usleep(1000);
+        group.barrier();
+      },
+      two_hosts(3000));
+  wait_until(*num_there, 3);
+  ranks.send_signal(0, SIGSTOP);
+  for (const int rank : {1, 2}) EXPECT_EQ(code(ranks.wait_for(rank)), Errc::kPeerLost);
+  ++*goes_on;
+  ranks.send_signal(0, SIGCONT);
+  const RankOutcome outcome = ranks.wait_for(0);
+  EXPECT_EQ(code(outcome), Errc::kPeerLost) << what(outcome);
+  EXPECT_THAT(what(outcome), HasSubstr("rank 0 was lost (no sign of life for 1.5 s"));
+}
+
+// The server is rank 0's, and stays until the others have left too.
+TEST(RemoteFaultTest, LossIsSeenAtOnceAfterRank0HasLeft) {
+  const Shared<std::atomic<int>> num_there;
+  RankProcesses ranks(
+      3,
+      [&](const Group& group) {
+        group.barrier();
+        ++*num_there;
+        if (group.rank() == 2) pause();
+        if (group.rank() == 0) return;
+        group.control().wait({Phase::kCombineReceive, 5, 2}, [] { return false; });
+      },
+      two_hosts(10'000));
+  wait_until(*num_there, 3);
+  usleep(1'000'000);
+  const std::int64_t start = now_ns();
+  ranks.send_signal(2, SIGKILL);
+  const RankOutcome outcome = ranks.wait_for(1);
+  EXPECT_EQ(code(outcome), Errc::kPeerLost) << what(outcome);
+  EXPECT_THAT(what(outcome), HasSubstr("rank 2 was lost (its connection ended)"));
+  EXPECT_EQ(ranks.wait_for(0).exit_code, 0);
+  EXPECT_LE(now_ns() - start, std::int64_t{3'000'000'000});
+}
+
+TEST(RemoteEngineTest, RanksThatFailedTryAgainOverTheSameStore) {
+  const TempFolder folder;
+  const std::string store = folder.file("store");
+  run_processes(
+      3,
+      [&](const Group& group) {
+        GroupOptions options{.engine = "mpi", .timeout_ms = 10'000};
+        expect_error(Errc::kNotAvailable, "engine \"mpi\": rank 0: ", [&] {
+          Group::from(group.rank(), group.size(), store, options);
+        });
+        options.engine = "auto";
+        const Group again = Group::from(group.rank(), group.size(), store, options);
+        EXPECT_STREQ(again.engine_name(), "mpi");
+        again.barrier();
+      },
+      two_hosts(10'000));
 }
 
 TEST(RemoteFaultTest, RankThatIsStuckIsNamedAtTheTimeoutWithItsPlace) {

@@ -19,6 +19,7 @@
 #include "core/log.h"
 #include "core/settings.h"
 #include "engine/registry.h"
+#include "engine/remote_exit.h"
 #include "transport/socket.h"
 
 namespace switchyard::test {
@@ -83,7 +84,8 @@ int run_body(const JoinRequest& request, const std::function<void(const Group&)>
   dup2(output.write_end.get(), STDERR_FILENO);
   const int code = run_body(request, body, options, report.write_end);
   std::fflush(nullptr);
-  _exit(code);  // skips the exit handlers, which belong to the parent's test
+  remote_exit::run();
+  _exit(code);  // skips the other exit handlers, which belong to the parent's test
 }
 
 // Reads everything that is available now.

@@ -89,6 +89,22 @@ TEST_F(RosterTest, LostIsWhoDidNotLeave) {
   EXPECT_EQ(count(0, Event::kEnded), 1);
 }
 
+TEST_F(RosterTest, ServerIsNeededUntilTheLastRankIsGone) {
+  EXPECT_FALSE(roster_.is_over());
+  join_all(3);
+  roster_.leave(0);
+  roster_.leave(2);
+  EXPECT_FALSE(roster_.is_over());
+  roster_.leave(1);
+  EXPECT_TRUE(roster_.is_over());
+}
+
+TEST_F(RosterTest, NobodyNeedsTheServerOfAGroupThatHasEnded) {
+  join_all(3);
+  roster_.lose(1);
+  EXPECT_TRUE(roster_.is_over());
+}
+
 TEST_F(RosterTest, SilenceIsALoss) {
   join_all(3);
   pass_time(1900, {0, 2});
@@ -126,6 +142,8 @@ TEST_F(RosterTest, WhoComesLateHearsWhatWas) {
   roster_.leave(0);
   roster_.end({abort_code(Errc::kAborted), 1, 1, "stop"});
   ASSERT_TRUE(roster_.join({2, 3, 2000}, now_));
+  EXPECT_TRUE(sent_[2].empty());
+  roster_.greet(2);
   EXPECT_EQ(count(2, Event::kLeft), 1);
   EXPECT_EQ(end_of(2)->reason, "stop");
 }

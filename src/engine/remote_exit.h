@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// remote_exit.h: the end of a process that has, or had, groups over TCP. It leaves the groups that
+// it still has, so that nobody waits for it while it ends; and the server of a group whose rank 0
+// it was goes on until the other ranks have left too.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "transport/store_server.h"
+
+namespace switchyard {
+class RemoteControl;
+}
+
+namespace switchyard::remote_exit {
+
+/// The group is left when the process ends, unless it is removed before.
+void add(RemoteControl& group);
+void remove(RemoteControl& group);
+
+/// Keeps the server of a group that this rank has left. The end of the process waits for it, for
+/// `exit_ms` at most.
+void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms);
+
+/// What the end of the process does; for one that skips its exit handlers.
+void run() noexcept;
+
+}  // namespace switchyard::remote_exit
