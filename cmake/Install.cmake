@@ -1,4 +1,4 @@
-# What `cmake --install` installs, and where: the library with its headers, the CUDA module, a CMake package, a
+# What `cmake --install` installs, and where: the library with its headers, the modules, a CMake package, a
 # pkg-config file, and the command with its manual page and completion.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -11,6 +11,7 @@ endif()
 if(TARGET switchyard_mpi)
   install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+install(FILES ${SWITCHYARD_MPI_HEADER} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard)
 install(EXPORT switchyard-targets NAMESPACE switchyard:: DESTINATION ${config_dir})
 export(EXPORT switchyard-targets NAMESPACE switchyard:: FILE ${PROJECT_BINARY_DIR}/switchyard-targets.cmake)
 configure_package_config_file(cmake/SwitchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/SwitchyardConfig.cmake

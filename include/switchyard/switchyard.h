@@ -20,6 +20,7 @@
 #include "switchyard/experts_factory.h"
 #include "switchyard/export.h"
 #include "switchyard/group.h"
+#include "switchyard/group_from_mpi.h"
 #include "switchyard/group_shape.h"
 #include "switchyard/layout.h"
 #include "switchyard/log.h"

@@ -9,11 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/group_from_mpi.h"
+
 #include "core/log.h"
 #include "engine/control.h"
 #include "engine/engine.h"
 #include "engine/group_options.h"
 #include "engine/local_engine.h"
+#include "engine/mpi_messages.h"
 #include "errors.h"
 #include "module.h"
 #include "tensors.h"
@@ -147,7 +150,7 @@ void bind_group(nb::module_& m) {
           nb::arg("communicator"), nb::arg("options"),
           nb::sig("def from_mpi(communicator: mpi4py.MPI.Comm, *, engine: str = '', timeout_ms: "
                   "int = 0) -> Group"),
-          "The ranks of an mpi4py communicator. Collective over it.")
+          "The ranks of an mpi4py communicator, on any hosts. Collective over it.")
       .def_prop_ro("rank", [](const PyGroup& self) { return self.live()->rank(); })
       .def_prop_ro("size", [](const PyGroup& self) { return self.live()->size(); })
       .def_prop_ro(
@@ -156,7 +159,7 @@ void bind_group(nb::module_& m) {
       .def_prop_ro("host_size", [](const PyGroup& self) { return self.live()->host_size(); })
       .def_prop_ro(
           "engine", [](const PyGroup& self) { return self.live()->engine_name(); },
-          "\"local\" or \"shm\".")
+          "\"local\", \"shm\" or \"mpi\".")
       .def_prop_ro("timeout_ms", [](const PyGroup& self) { return self.live()->timeout_ms(); })
       .def(
           "default_gpu", [](const PyGroup& self) { return default_gpu(*self.live()); },
@@ -209,6 +212,16 @@ void bind_group(nb::module_& m) {
           "__exit__", [](PyGroup& self, const nb::args&) { self.group.drop(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe);
+  m.def(
+      "group_from_mpi_handle",
+      [](int communicator, const std::string& engine, std::int64_t timeout_ms) {
+        const GroupOptions options = options_of(engine, timeout_ms, "");
+        return made(without_gil([&] { return group_from_mpi_handle(communicator, options); }));
+      },
+      nb::arg("communicator"), nb::kw_only(), nb::arg("engine") = "", nb::arg("timeout_ms") = 0,
+      "The ranks of the MPI communicator with this Fortran handle; see Group.from_mpi.");
+  m.def("why_no_communicators", &why_no_communicators_here,
+        "Why the library cannot use MPI communicators of this process; empty if it can.");
   m.def("local_groups", &local_groups, nb::arg("size"), nb::arg("timeout_ms"),
         "One group object per rank of this process, for threads; see run_local.");
   m.def(

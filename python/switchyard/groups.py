@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from switchyard._native import Group, local_groups, set_log_rank
+from switchyard._native import Group, group_from_mpi_handle, local_groups, set_log_rank, why_no_communicators
+from switchyard.errors import NotAvailableError
 
 Result = TypeVar("Result")
 _PREFIX = "switchyard/"
@@ -46,6 +47,19 @@ class _TorchStore:
 
 def from_mpi(communicator, **options) -> Group:
     """See Group.from_mpi."""
+    reasons = communicator.allgather(why_no_communicators())
+    if not any(reasons):
+        return group_from_mpi_handle(communicator.py2f(), **options)
+    import socket  # pylint: disable=import-outside-toplevel
+
+    if len(set(communicator.allgather(socket.gethostname()))) > 1:
+        rank = next(rank for rank, reason in enumerate(reasons) if reason)
+        raise NotAvailableError(f"group: the ranks are on several hosts, and rank {rank} has no MPI for them: {reasons[rank]}")
+    return _from_mpi_on_one_host(communicator, **options)
+
+
+def _from_mpi_on_one_host(communicator, **options) -> Group:
+    """Without the MPI module."""
     import os  # pylint: disable=import-outside-toplevel
     import secrets  # pylint: disable=import-outside-toplevel
     import tempfile  # pylint: disable=import-outside-toplevel

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "switchyard/group.h"
+#include "switchyard/group_from_mpi.h"
 
 #include "capi/objects.h"
 #include "capi/sized.h"
@@ -89,6 +89,14 @@ sy_status sy_group_from_functions(int32_t rank, int32_t size, const sy_store_fun
     sy_group*& result = out(group, "group");
     result = give<sy_group>(
         Group::from(rank, size, store_of(read_required(store, "store")), options_of(options)));
+  });
+}
+
+sy_status sy_group_from_mpi(int32_t communicator, const sy_group_options* options,
+                            sy_group** group) {
+  return call(__func__, [&] {
+    sy_group*& result = out(group, "group");
+    result = give<sy_group>(group_from_mpi_handle(communicator, options_of(options)));
   });
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// group_from.cpp: groups whose rank, size and store the program says.
+// group_from.cpp: groups whose rank, size and store the program says, or whose communicator.
 
-#include "switchyard/group.h"
+#include "switchyard/group_from_mpi.h"
 
 #include "core/fail.h"
 #include "core/log.h"
 #include "engine/group_options.h"
+#include "engine/mpi_messages.h"
 #include "engine/registry.h"
 #include "transport/env.h"
 #include "transport/file_store.h"
@@ -63,6 +64,20 @@ Group Group::from(int rank, int size, const std::string& store, const GroupOptio
 Group Group::from(int rank, int size, const StoreFunctions& store, const GroupOptions& options) {
   JoinRequest request = request_of(rank, size, options);
   request.meeting = std::make_shared<FunctionStore>(store);
+  return join(request, options);
+}
+
+Group group_from_mpi_handle(std::int32_t communicator, const GroupOptions& options) {
+  const std::string why_not = why_no_communicators_here();
+  require(why_not.empty(), Errc::kNotAvailable, "group: {}", why_not);
+  const int handle = communicator;
+  int rank = 0;
+  int size = 0;
+  const std::string refusal = mpi_module().place_in(&handle, rank, size);
+  require(refusal.empty(), Errc::kInvalidArgument, "group: {}", refusal);
+  JoinRequest request = request_of(rank, size, options);
+  request.ranks.source = "MPI";
+  request.communicator = handle;
   return join(request, options);
 }
 

@@ -27,7 +27,7 @@ class JoinedGroups {
   }
   int count(const JoinRequest& request) {
     const std::lock_guard lock(mutex_);
-    return counts_[place_of(request)];
+    return has_name(request) ? counts_[place_of(request)] : 0;
   }
   void add(const JoinRequest& request) {
     const std::lock_guard lock(mutex_);
@@ -35,9 +35,10 @@ class JoinedGroups {
   }
 
  private:
-  // The caller's functions have none: each group needs new ones.
+  // The caller's functions have none: each group needs new ones. Over a communicator, ranks meet at
+  // a new store each time.
   static bool has_name(const JoinRequest& request) {
-    return !request.meeting || !request.store.empty();
+    return !request.communicator && (!request.meeting || !request.store.empty());
   }
   // Ranks may be threads of one process: each counts for itself.
   static std::string place_of(const JoinRequest& request) {
@@ -68,12 +69,13 @@ MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& acces
   return place;
 }
 
-// Ranks on several hosts that have no address to meet at learn one over MPI; the server of rank 0
+// Ranks of a communicator, and ranks on several hosts that have no address to meet at learn one over MPI; the server of rank 0
 // is needed until the group is complete.
 std::pair<JoinRequest, std::shared_ptr<StoreServer>> with_meeting_place(const JoinRequest& given,
                                                                         const std::string& name) {
   const bool has_place = given.meeting || !given.store.empty() || given.control_fd >= 0;
-  if (has_place || name == "shm" || !given.ranks.is_spread) return {given, nullptr};
+  const bool needs_none = has_place || name == "shm" || !given.ranks.is_spread;
+  if (!given.communicator && needs_none) return {given, nullptr};
   MpiMeeting meeting = meet_over_mpi(given);
   JoinRequest request = given;
   request.meeting = std::move(meeting.store);
@@ -106,9 +108,11 @@ std::shared_ptr<Engine> join_processes(const std::string& name, const JoinReques
                          std::move(access.store)};
     auto meeting = std::make_unique<Meeting>(spec, place_of(request, number, access));
     const std::string chosen = name == "auto" ? engine_for(*meeting) : name;
-    std::shared_ptr<Engine> engine =
-        chosen == "shm" ? make_shm_engine(spec, std::move(meeting))
-                        : make_mpi_engine(spec, std::move(meeting), {name == "mpi", nullptr});
+    const int* const communicator = given.communicator ? &*given.communicator : nullptr;
+    const MpiWish wish{name == "mpi" || communicator != nullptr, communicator};
+    std::shared_ptr<Engine> engine = chosen == "shm"
+                                         ? make_shm_engine(spec, std::move(meeting))
+                                         : make_mpi_engine(spec, std::move(meeting), wish);
     JoinedGroups::instance().add(given);
     return engine;
   } catch (const Error& error) {

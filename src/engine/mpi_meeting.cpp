@@ -39,12 +39,12 @@ class Meet {
     await("MPI_Init", [&] { return module.init_state() == MpiInit::kDone; });
     int rank = 0;
     int size = 0;
-    module.world(rank, size);
+    module.place_in(handle(), rank, size);
     require(size == request_.ranks.size && rank == request_.ranks.rank, Errc::kInvalidArgument,
             "group: {} says rank {} of {}, but MPI says {} of {}", request_.ranks.source,
             request_.ranks.rank, request_.ranks.size, rank, size);
     std::string refusal;
-    link_ = module.duplicate(nullptr, refusal);
+    link_ = module.duplicate(handle(), refusal);
     require(link_ != nullptr, Errc::kSystem, "group: MPI_Comm_idup: {}", refusal);
     await("MPI_Comm_idup", [&] { return link_->is_ready(); });
     return rank == 0 ? serve() : visit();
@@ -66,6 +66,10 @@ class Meet {
   void await_message(MessageId message) {
     await("the message of where to meet",
           [&] { return link_->look(message) != MpiLink::State::kPending; });
+  }
+
+  const int* handle() const {
+    return request_.communicator ? &*request_.communicator : nullptr;
   }
 
   MpiMeeting serve() {

@@ -108,7 +108,7 @@ std::string initialize(RemoteControl& control) {
 std::string why_not_this_world(const RemoteControl& control) {
   int rank = 0;
   int size = 0;
-  mpi_module().world(rank, size);
+  mpi_module().place_in(nullptr, rank, size);
   if (size == control.size()) return "";
   return fmt::format(
       "MPI_COMM_WORLD has {} processes, the group {}; make the group from a communicator of its "
@@ -153,6 +153,16 @@ std::string why_no_mpi_in_this_process() {
   }
   if (is_started_by_mpi()) return "";
   return "the process was not started by mpirun or by srun --mpi, and MPI is not initialized";
+}
+
+std::string why_no_communicators_here() {
+  if (std::string why = why_no_mpi_in_this_process(); !why.empty()) return why;
+  const MpiModule& module = mpi_module();
+  if (module.init_state() == MpiInit::kDone) return "";
+  return fmt::format(
+      "MPI is not initialized in {}, which the MPI module uses; call MPI_Init_thread first, of the "
+      "same MPI",
+      module.library());
 }
 
 MpiMessages::MpiMessages(RemoteControl& control, std::shared_ptr<SharedLink> link,

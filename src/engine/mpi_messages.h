@@ -46,6 +46,9 @@ class MpiMessages final : public MessageSource {
 /// it can.
 std::string why_no_mpi_in_this_process();
 
+/// Why it cannot use a communicator of the program's. Empty if it can.
+std::string why_no_communicators_here();
+
 /// Collective: all ranks learn whether each of them has MPI, initialize it where the program has
 /// not, and duplicate MPI_COMM_WORLD, which must consist of the group's ranks, or the communicator
 /// with `fortran_handle`. Errors: kTimeout, kPeerLost, kAborted.

@@ -55,8 +55,9 @@ struct MpiModule {
   /// Why this thread may not use MPI, for example because it was initialized for another one alone;
   /// empty if it may.
   std::string (*why_not_here)() = nullptr;
-  /// This process in MPI_COMM_WORLD.
-  void (*world)(int& rank, int& size) = nullptr;
+  /// This process in MPI_COMM_WORLD, or in the communicator with this Fortran handle. Returns why
+  /// the handle is of no communicator of one group; empty if it is.
+  std::string (*place_in)(const int* fortran_handle, int& rank, int& size) = nullptr;
   /// Ranks or messages were lost, and MPI_Finalize might wait for them. Where the end of the
   /// process waits already, it does no more. Any thread.
   void (*forbid_finalize)() = nullptr;

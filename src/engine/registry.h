@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -22,6 +23,8 @@ struct JoinRequest {
   int control_fd = -1;  ///< the control block of our launcher; -1: there is none
   /// Where ranks meet in place of an address; `store` is then its name, or empty.
   std::shared_ptr<Store> meeting{};
+  /// Fortran handle of a communicator of MPI, over which the ranks meet.
+  std::optional<int> communicator{};
   bool claims_ranks = false;  ///< numbers are not of our launcher: two may have the same
 };
 

@@ -14,16 +14,33 @@
 namespace switchyard {
 namespace {
 
-std::shared_ptr<MpiLink> duplicate(const int* fortran_handle, std::string& why) {
-  if (fortran_handle == nullptr) return mpi::Link::start(MPI_COMM_WORLD, why);
+// Null, with the reason in `why`, unless the handle is of a communicator of one group.
+MPI_Comm communicator_of(const int* fortran_handle, std::string& why) {
+  const std::lock_guard lock(mpi::call_mutex());
+  if (fortran_handle == nullptr) return MPI_COMM_WORLD;
   const MPI_Comm communicator = MPI_Comm_f2c(static_cast<MPI_Fint>(*fortran_handle));
   int is_inter = 0;
-  if (communicator == MPI_COMM_NULL ||
-      MPI_Comm_test_inter(communicator, &is_inter) != MPI_SUCCESS || is_inter != 0) {
-    why = "the communicator is null or joins two groups, must be one of a single group";
-    return nullptr;
+  if (communicator != MPI_COMM_NULL &&
+      MPI_Comm_test_inter(communicator, &is_inter) == MPI_SUCCESS && is_inter == 0) {
+    return communicator;
   }
-  return mpi::Link::start(communicator, why);
+  why = "the communicator is null or joins two groups, must be one of a single group";
+  return MPI_COMM_NULL;
+}
+
+std::string place_in(const int* fortran_handle, int& rank, int& size) {
+  std::string why;
+  const MPI_Comm communicator = communicator_of(fortran_handle, why);
+  if (!why.empty()) return why;
+  const std::lock_guard lock(mpi::call_mutex());
+  MPI_Comm_rank(communicator, &rank);
+  MPI_Comm_size(communicator, &size);
+  return "";
+}
+
+std::shared_ptr<MpiLink> duplicate(const int* fortran_handle, std::string& why) {
+  const MPI_Comm communicator = communicator_of(fortran_handle, why);
+  return why.empty() ? mpi::Link::start(communicator, why) : nullptr;
 }
 
 }  // namespace
@@ -35,7 +52,7 @@ extern "C" SWITCHYARD_API const MpiModule* switchyard_mpi_module() {
       .init_state = mpi::init_state,
       .start_init = mpi::start_init,
       .why_not_here = mpi::why_not_here,
-      .world = mpi::world,
+      .place_in = place_in,
       .forbid_finalize = mpi::forbid_finalize,
       .duplicate = duplicate,
   };

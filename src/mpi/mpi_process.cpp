@@ -121,12 +121,6 @@ std::string why_not_here() {
          "MPI_Init_thread with MPI_THREAD_SERIALIZED or more";
 }
 
-void world(int& rank, int& size) {
-  const std::lock_guard lock(call_mutex());
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-}
-
 void forbid_finalize() {
   Keeper& own = keeper();
   const std::lock_guard lock(own.mutex);

@@ -19,7 +19,6 @@ std::string library();
 MpiInit init_state();
 std::string start_init(std::int64_t timeout_ms);
 std::string why_not_here();
-void world(int& rank, int& size);
 void forbid_finalize();
 bool may_finalize();
 

@@ -209,6 +209,13 @@ static void test_two_processes(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
+// Nobody has called MPI_Init, and there may be no MPI at all.
+static void test_mpi(void) {
+  sy_group* group = NULL;
+  CHECK_REFUSED(SY_NOT_AVAILABLE, "MPI", sy_group_from_mpi(0, NULL, &group));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "group is NULL", sy_group_from_mpi(0, NULL, NULL));
+}
+
 static sy_status destroy_and_fail(void* user, sy_group* group) {
   (void)user;
   CHECK_OK(sy_group_destroy(group));
@@ -245,4 +252,5 @@ void test_groups(void) {
   test_functions();
   test_file();
   test_two_processes();
+  test_mpi();
 }

@@ -17,10 +17,13 @@ using namespace test;
 using ::testing::HasSubstr;
 
 constexpr double kTimeoutSeconds = 3;
+// MPI_Finalize would be waited for, for ten timeouts.
+constexpr double kMaxSeconds = 8 * kTimeoutSeconds;
 
-// mpirun, and the tests' program with `arguments`.
+// mpirun, and one of the tests' programs with `arguments`.
 CommandResult run_mpi(int num_ranks, const std::vector<std::string>& arguments,
-                      bool goes_on_after_faults = false) {
+                      bool goes_on_after_faults = false,
+                      const char* program = SWITCHYARD_MPI_RANK) {
   std::vector<std::string> command{"mpirun",
                                    "--allow-run-as-root",
                                    "--oversubscribe",
@@ -34,7 +37,7 @@ CommandResult run_mpi(int num_ranks, const std::vector<std::string>& arguments,
                                    "SWITCHYARD_TIMEOUT_MS"};
   if (goes_on_after_faults) command.emplace_back("--enable-recovery");
   for (const std::string& text :
-       {std::string("-n"), std::to_string(num_ranks), std::string(SWITCHYARD_MPI_RANK)}) {
+       {std::string("-n"), std::to_string(num_ranks), std::string(program)}) {
     command.push_back(text);
   }
   command.insert(command.end(), arguments.begin(), arguments.end());
@@ -74,6 +77,12 @@ TEST_F(MpiTest, SubgroupsAndHostGroupsEqualTheOracle) {
   EXPECT_EQ(result.output, "split is well\n");
 }
 
+TEST_F(MpiTest, CommunicatorsOfTheProgramBecomeGroups) {
+  const CommandResult result = run_mpi(4, {}, false, SWITCHYARD_MPI_COMMUNICATORS);
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "communicators are well\n");
+}
+
 // ---- faults: mpirun lets the survivors go on ---------------------------------------------------
 
 class MpiFaultTest : public MpiTest {
@@ -87,6 +96,7 @@ class MpiFaultTest : public MpiTest {
   void expect_on_survivors(int victim, const std::string& deed, const std::string& code,
                            const std::string& words) {
     const CommandResult result = run_mpi(4, {"fault", "2", std::to_string(victim), deed}, true);
+    EXPECT_LE(result.seconds, kMaxSeconds) << "a rank waited for MPI_Finalize";
     for (int rank = 0; rank < 4; ++rank) {
       if (rank == victim) continue;
       const std::string opening = "rank " + std::to_string(rank) + " after ";

@@ -16,7 +16,7 @@ typedef struct sy_group sy_group;
 
 typedef struct sy_group_options {
   size_t struct_size;
-  const char* engine;  ///< "auto", "local" or "shm"; NULL: the setting SWITCHYARD_ENGINE
+  const char* engine;  ///< "auto", "local", "shm" or "mpi"; NULL: the setting SWITCHYARD_ENGINE
   const char* secret;  ///< of a store over TCP; NULL: the setting SWITCHYARD_SECRET
   int64_t timeout_ms;  ///< longest wait for a peer; 0: the setting SWITCHYARD_TIMEOUT_MS
 } sy_group_options;
@@ -47,6 +47,11 @@ SY_API sy_status sy_group_from_functions(int32_t rank, int32_t size,
                                          const sy_store_functions* store,
                                          const sy_group_options* options, sy_group** group);
 
+/// The ranks of an MPI communicator, in its order; `communicator` is MPI_Comm_c2f of it. Without MPI
+/// in this process SY_NOT_AVAILABLE. See group_from_mpi.h. Collective over the communicator.
+SY_API sy_status sy_group_from_mpi(int32_t communicator, const sy_group_options* options,
+                                   sy_group** group);
+
 /// Runs `body` once per rank, each rank a thread of this process. A status other than SY_OK aborts
 /// the other ranks and is returned here, with the sentence of that thread, once all have ended. The
 /// group is destroyed when `body` has returned.
@@ -65,7 +70,7 @@ typedef struct sy_group_info {
   int32_t host_rank;  ///< place among the ranks that share this host
   int32_t host_size;  ///< how many those are
   int64_t timeout_ms;
-  const char* engine;  ///< "local" or "shm"; as long as the library is loaded
+  const char* engine;  ///< "local", "shm" or "mpi"; as long as the library is loaded
 } sy_group_info;
 SY_API sy_status sy_group_describe(sy_group* group, sy_group_info* info);
 

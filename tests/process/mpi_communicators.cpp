@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// mpi_communicators.cpp: a program of MPI's, started under mpirun, that makes groups of its
+// communicators. Two ranks a host.
+
+#include <cstdio>
+#include <mpi.h>
+#include <stdexcept>
+
+#include "switchyard/c/group.h"
+#include "switchyard/mpi.h"
+
+#include "conformance/exchange_suite.h"
+#include "core/settings.h"
+
+namespace switchyard {
+namespace {
+
+void expect(bool is_so, const char* what) {
+  if (!is_so) throw std::runtime_error(std::string("must be so: ") + what);
+}
+
+class Part {
+ public:
+  Part(int color, int key) { MPI_Comm_split(MPI_COMM_WORLD, color, key, &communicator_); }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+  ~Part() { MPI_Comm_free(&communicator_); }
+  MPI_Comm get() const { return communicator_; }
+
+ private:
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+};
+
+void exchange(const Group& group) {
+  int num_cases = 0;
+  for (const auto& test : conformance::exchange_cases({group.size()})) {
+    if (++num_cases <= 5) conformance::check_exchange(group, test);
+  }
+}
+
+void run(int rank, int size) {
+  const GroupOptions options{.timeout_ms = 20'000};
+  const Group all = group_from_mpi(MPI_COMM_WORLD, options);
+  expect(all.engine_name() == std::string("mpi") && all.rank() == rank && all.size() == size,
+         "the world is a group of engine mpi");
+  exchange(all);
+  {
+    const Part reversed(0, -rank);
+    const Group group = group_from_mpi(reversed.get(), options);
+    expect(group.rank() == size - 1 - rank && group.host_size() == 2, "the order is MPI's");
+    exchange(group);
+  }
+  {
+    const Part half(rank % 2, rank);
+    const Group group = group_from_mpi(half.get(), options);
+    expect(group.size() == size / 2 && group.engine_name() == std::string("mpi"), "half a group");
+    exchange(group);
+  }
+  {
+    const Part host(rank / 2, rank);
+    const Group group = group_from_mpi(host.get(), options);
+    expect(group.engine_name() == std::string("shm"), "ranks of one host share memory");
+    exchange(group);
+  }
+  expect(group_from_mpi(MPI_COMM_SELF).size() == 1, "one rank alone");
+  try {
+    group_from_mpi(MPI_COMM_NULL);
+    expect(false, "no communicator, no group");
+  } catch (const Error& error) {
+    expect(error.code() == Errc::kInvalidArgument, "no communicator is an invalid argument");
+  }
+  sy_group* group = nullptr;
+  sy_group_info info = {};
+  info.struct_size = sizeof(info);
+  expect(sy_group_from_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), nullptr, &group) == SY_OK, "C");
+  expect(sy_group_describe(group, &info) == SY_OK && info.rank == rank && info.size == size, "C");
+  expect(sy_group_destroy(group) == SY_OK, "C");
+}
+
+}  // namespace
+}  // namespace switchyard
+
+int main(int argc, char** argv) {
+  int level = 0;
+  int rank = 0;
+  int size = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  switchyard::set_setting("SWITCHYARD_HOST_ID", "host " + std::to_string(rank / 2));
+  int code = 0;
+  try {
+    switchyard::run(rank, size);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    code = 7;
+  }
+  if (code == 0 && rank == 0) std::printf("communicators are well\n");
+  MPI_Finalize();
+  return code;
+}
