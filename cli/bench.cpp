@@ -133,7 +133,8 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "safetensors file")
       ->capture_default_str();
   verb->add_option("--hosts", options.hosts,
-                   "count the rows that would cross between so many hosts, with as many ranks each")
+                   "count the rows that would cross between so many hosts, with as many ranks "
+                   "each; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
 }
@@ -164,6 +165,7 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
       "examples:\n"
       "  switchyard bench --ranks 2 --tokens 1,8,64,512 --html bench.html\n"
       "  switchyard bench --workload mixtral-8x7b --op dispatch --scheme none --baseline mpi\n"
+      "  mpirun -n 8 --host node0:4,node1:4 switchyard bench --reduce per_host --tokens 128,4096\n"
       "  switchyard bench --device cuda --ranks 8 --graph --baseline nccl --tokens 1,8,32,128\n"
       "  switchyard bench --workload data/tiny-moe --op layer "
       "--routing trace:data/tiny-moe/routing.safetensors");
@@ -177,7 +179,6 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.routing = measure::RoutingPattern::parse(options.routing, shape.workload.num_experts,
                                                  shape.workload.num_topk);
   shape.num_ranks = num_ranks;
-  shape.num_hosts = options.hosts;
   even_host_map(num_ranks, options.hosts);  // throws what cannot be
   shape.operation = *measure::operation_from_name(options.op);
   shape.layout = *layout_from_name(options.layout);
@@ -220,9 +221,9 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
       ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--engine", options.engine,
-                   "how ranks find each other: auto, local (threads), shm (processes); default: "
-                   "SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm"}));
+                   "how ranks find each other: auto, local (threads), shm (processes), mpi (those "
+                   "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm", "mpi"}));
   add_shape_options(verb, options);
   add_other_options(verb, options);
   return verb;

@@ -110,7 +110,7 @@ nlohmann::ordered_json json_of(const std::vector<measure::StageTimes>& stages) {
   return json;
 }
 
-nlohmann::ordered_json json_of(const BenchRow& row) {
+nlohmann::ordered_json json_of(const BenchReport& report, const BenchRow& row) {
   nlohmann::ordered_json json;
   json["tokens"] = row.shape.num_tokens;
   json["sms"] = row.shape.num_sms;
@@ -132,7 +132,8 @@ nlohmann::ordered_json json_of(const BenchRow& row) {
   json["wrong"] = row.num_wrong;
   json["method"] = row.method;
   if (row.balance) json["balance"] = to_json(*row.balance);
-  if (row.shape.num_hosts > 1) json["host_crossings_per_token"] = row.host_crossings;
+  if (report.num_hosts > 1) json["host_crossings_per_token"] = row.host_crossings;
+  if (report.has_several_hosts) json["host_bytes_per_token"] = row.host_bytes;
   json["baseline"] = nullptr;
   if (row.baseline) {
     json["baseline"] = {{"name", row.baseline->name},
@@ -154,7 +155,6 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"cold_code", options.cold_code},
           {"skew", options.skew},
           {"routing", options.routing},
-          {"hosts", options.hosts},
           {"runs", options.runs},
           {"seed", options.seed},
           {"max_tokens", options.max_tokens}};
@@ -195,8 +195,9 @@ std::string header_text(const BenchReport& report) {
   text += fmt::format("workload {}: hidden {}, {} experts, top-{}; routing {}\n",
                       report.workload.name, report.workload.hidden, report.workload.num_experts,
                       report.workload.num_topk, options.routing);
-  text += fmt::format("exchange {}{} on {} ranks, {}, {}, {}\n",
+  text += fmt::format("exchange {}{} on {} ranks{}, {}, {}, {}\n",
                       options.device == "cuda" ? "cuda/" : "", report.engine, report.num_ranks,
+                      report.has_several_hosts ? fmt::format(" of {} hosts", report.num_hosts) : "",
                       options.layout, options.scheme == "none" ? "bf16" : options.scheme,
                       options.reduce);
   text += fmt::format("timing   {}\n", operation_text(options));
@@ -212,7 +213,8 @@ std::string header_text(const BenchReport& report) {
   if (report.has_budgets()) text += fmt::format("{:>4}", "SMs");
   text += fmt::format("{:>8}{:>12}{:>12}{:>11}{:>12}{:>10}{:>7}  {:<7}", "tokens", "p50 us",
                       "p99 us", "wire GB/s", "floor us", "of floor", "wrong", "method");
-  if (options.hosts > 1) text += fmt::format("{:>12}", "rows/token");
+  if (report.num_hosts > 1) text += fmt::format("{:>12}", "rows/token");
+  if (report.has_several_hosts) text += fmt::format("{:>13}", "bytes/token");
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", "apart us");
   if (options.cold_code) text += fmt::format("{:>10}", "cold us");
   if (options.skew) text += fmt::format("{:>11}", "skewed us");
@@ -229,7 +231,8 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
                       time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
                       100 * row.of_floor(), row.num_wrong, row.method);
   const BenchOptions& options = report.options;
-  if (options.hosts > 1) text += fmt::format("{:>12.2f}", row.host_crossings);
+  if (report.num_hosts > 1) text += fmt::format("{:>12.2f}", row.host_crossings);
+  if (report.has_several_hosts) text += fmt::format("{:>13.0f}", row.host_bytes);
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", time_text(row.apart_us));
   if (options.cold_code) text += fmt::format("{:>10}", time_text(row.cold_us));
   if (options.skew) text += fmt::format("{:>11}", time_text(row.skewed_us));
@@ -304,6 +307,7 @@ std::string to_json(const BenchReport& report) {
                       {"topk", report.workload.num_topk},
                       {"intermediate", report.workload.intermediate}};
   json["settings"] = settings_of(report.options);
+  json["settings"]["hosts"] = report.num_hosts;
   json["floors"] = nlohmann::ordered_json::array();
   for (const BudgetFloor& floor : report.floors) json["floors"].push_back(json_of(floor));
   json["baseline"] = nullptr;
@@ -311,7 +315,7 @@ std::string to_json(const BenchReport& report) {
     json["baseline"] = {{"machine", report.baseline->machine}, {"source", report.baseline->source}};
   }
   json["rows"] = nlohmann::ordered_json::array();
-  for (const BenchRow& row : report.rows) json["rows"].push_back(json_of(row));
+  for (const BenchRow& row : report.rows) json["rows"].push_back(json_of(report, row));
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

@@ -33,7 +33,8 @@ struct BenchRow {
   std::int64_t num_wrong = 0;   ///< wrong elements, summed over ranks
   std::string method;
   std::optional<Balance> balance;       ///< of the routing's load; between several ranks
-  double host_crossings = 0;            ///< rows from host to host per token; with --hosts
+  double host_crossings = 0;            ///< rows from host to host per token
+  double host_bytes = 0;                ///< the bytes that crossed, per token
   std::optional<BaselineRow> baseline;  ///< the fastest row of the baseline
 
   double of_floor() const { return p50_us > 0 ? floor_us / p50_us : 0; }
@@ -53,6 +54,8 @@ struct BenchReport {
   std::string engine;
   std::string date;  ///< UTC, for example 2026-11-21
   int num_ranks = 1;
+  int num_hosts = 1;               ///< between which rows are counted
+  bool has_several_hosts = false;  ///< the ranks are on them: bytes are counted too
   measure::Workload workload;
   std::vector<std::pair<std::string, std::string>> machine;
   std::vector<BudgetFloor> floors;

@@ -8,12 +8,12 @@
 
 #include "common_options.h"
 #include "core/fail.h"
+#include "group_hosts.h"
 #include "machine.h"
 #include "measure/cpu_target.h"
 #include "measure/cuda_target.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
-#include "plan/host_crossings.h"
 #include "progress.h"
 
 namespace switchyard::cli {
@@ -41,11 +41,10 @@ void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
 }
 
 // What the routing of these iterations asks of ranks and hosts.
-void add_load(BenchRow& row) {
+void add_load(BenchRow& row, const HostsOfRanks& hosts) {
   const measure::BenchShape& shape = row.shape;
   const std::int32_t num_topk = shape.workload.num_topk;
   const ExpertOwnership ownership{shape.workload.num_experts, shape.num_ranks};
-  const HostsOfRanks hosts = even_host_map(shape.num_ranks, shape.num_hosts);
   std::vector<std::int64_t> load(static_cast<std::size_t>(shape.workload.num_experts));
   std::int64_t crossings = 0;
   std::int64_t num_tokens = 0;
@@ -61,9 +60,15 @@ void add_load(BenchRow& row) {
       num_tokens += shape.num_tokens;
     }
   }
-  row.balance = balance_of(load, shape.num_ranks, shape.num_hosts, shape.routing.num_groups());
+  row.balance =
+      balance_of(load, shape.num_ranks, count_even_hosts(hosts), shape.routing.num_groups());
   row.host_crossings =
       num_tokens == 0 ? 0 : static_cast<double>(crossings) / static_cast<double>(num_tokens);
+}
+
+// Of all ranks, in one iteration.
+double tokens_of(const measure::BenchShape& shape) {
+  return static_cast<double>(shape.num_tokens) * shape.num_ranks * shape.num_layers;
 }
 
 // Measures on `device`.
@@ -81,10 +86,14 @@ class BenchRun {
       : group_(group),
         options_(options),
         say_(say),
+        hosts_(hosts_of(group, "bench", options.hosts)),
         target_(make_bench_target(options.device, group)) {}
 
   BenchReport run() {
-    const std::vector<measure::BenchShape> shapes = bench_shapes(options_, group_.size());
+    std::vector<measure::BenchShape> shapes = bench_shapes(options_, group_.size());
+    for (measure::BenchShape& shape : shapes) {
+      if (has_several_hosts(group_)) shape.hosts = hosts_;
+    }
     start(shapes);
     for (const measure::BenchShape& shape : shapes) {
       report_.rows.push_back(measure(shape));
@@ -107,6 +116,8 @@ class BenchRun {
     report_.engine = group_.engine_name();
     report_.date = today();
     report_.num_ranks = group_.size();
+    report_.num_hosts = count_hosts(hosts_);
+    report_.has_several_hosts = has_several_hosts(group_);
     report_.workload = shapes.front().workload;
     report_.machine = target_->machine();
     report_.machine.emplace_back("processor", processor_text());
@@ -148,11 +159,13 @@ class BenchRun {
     row.skewed_us = measure::median(result.skewed_us);
     row.stages = std::move(result.stages);
     row.num_wrong = measure::sum_of(group_, result.num_wrong);
+    const std::int64_t host_bytes = measure::sum_of(group_, result.host_bytes);
     row.method = result.method;
     add_baseline(row, result.baseline_us);
     if (is_first()) {
       add_traffic(row, floor_of(shape));
-      if (shape.num_ranks > 1) add_load(row);
+      if (shape.num_ranks > 1) add_load(row, hosts_);
+      row.host_bytes = static_cast<double>(host_bytes) / tokens_of(shape);
     }
     return row;
   }
@@ -170,6 +183,7 @@ class BenchRun {
   Group group_;
   const BenchOptions& options_;
   const std::function<void(const std::string&)>& say_;
+  HostsOfRanks hosts_;
   std::unique_ptr<measure::BenchTarget> target_;
   BenchReport report_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "check_launched.h"
 #include "check_report.h"
 #include "check_run.h"
 #include "common_options.h"
@@ -24,6 +25,14 @@ bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   if (options.engine != "all" && !test.engine.empty() && test.engine != options.engine)
     return false;
   return matches(options.filter, test.name);
+}
+
+void skip_other_hosts(CheckPlan& plan) {
+  for (CheckCase& test : plan.cases) {
+    const auto num_ranks = static_cast<std::size_t>(test.num_ranks);
+    if (test.engine != "local-hosts" || num_ranks == plan.hosts.size()) continue;
+    test.skipped = fmt::format("--ranks-per-host is of {} ranks", plan.hosts.size());
+  }
 }
 
 }  // namespace
@@ -48,9 +57,13 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->add_option(
           "--engine", options.engine,
           "which cases with ranks: local (threads), shm (processes), local-messages (threads "
-          "without windows), local-hosts (threads of several hosts) or all")
-      ->check(CLI::IsMember({"local", "shm", "local-messages", "local-hosts", "all"}))
+          "without windows), local-hosts (threads of several hosts) or all; under mpirun, where "
+          "its ranks check the exchange among themselves: shm, mpi or all")
+      ->check(CLI::IsMember({"local", "shm", "local-messages", "local-hosts", "mpi", "all"}))
       ->capture_default_str();
+  verb->add_option("--ranks-per-host", options.ranks_per_host,
+                   "N,N,...: so many ranks say that they share a host, so many the next; of "
+                   "local-hosts, by default 2 each, or of mpirun's ranks on one machine");
   verb->add_option("--filter", options.filter,
                    "only cases whose name has this text; with *, that are this pattern");
   verb->add_flag("--quick", options.quick, "the small cases: at most two minutes on two cores");
@@ -62,6 +75,8 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
 }
 
 int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases) {
+  const bool is_launched = options.results.empty() && discover_ranks().source != "none";
+  if (is_launched && !options.list) return check_launched(options);
   std::erase_if(cases, [&](const CheckCase& test) { return !is_wanted(options, test); });
   require(!cases.empty(), Errc::kInvalidArgument,
           "check: no case is left by --filter \"{}\", --device {} and --engine {}; see check "
@@ -76,11 +91,11 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
   const bool has_gpus = options.device != "cpu";
   if (has_gpus) skip_crowded(cases, cuda_module().device_count());
   CheckPlan plan{std::move(cases), options.seed, options.timeout_ms, options.json != "-"};
-  const RankInfo info = discover_ranks();
+  if (!options.ranks_per_host.empty()) {
+    plan.hosts = parse_ranks_per_host(options.ranks_per_host);
+    skip_other_hosts(plan);
+  }
   if (!options.results.empty()) return run_as_rank(plan, options.results);
-  require(info.source == "none", Errc::kInvalidArgument,
-          "check: {} started {} ranks, must be started once; it starts its ranks itself",
-          info.source, info.size);
   check_json("check", options.json);
   const std::int64_t start = now_ns();
   CheckReport report{options, plan.cases, run_plan(plan, argv)};

@@ -17,6 +17,7 @@ struct CheckOptions {
   std::string device = "cpu";
   std::string engine = "all";
   std::string filter;
+  std::string ranks_per_host;  ///< "3,1": of local-hosts and of a launcher's ranks; may be empty
   bool quick = false;
   bool list = false;
   std::string json;  ///< a file, or "-" for stdout; empty: no JSON

@@ -38,32 +38,11 @@ using conformance::CheckCase;
 
 constexpr int kMaxRanksPerGpu = 7;
 
-// Runs this rank's part of a case. A failure propagates as an exception.
-CheckResult run_part(const CheckCase& test, const Group& group, std::uint64_t seed) {
-  CheckResult result;
-  const std::int64_t start = now_ns();
-  result.agreement = test.body(group, seed);
-  result.ns = now_ns() - start;
-  result.is_done = true;
-  return result;
-}
-
-void merge(CheckResult& result, const CheckResult& part) {
-  result.is_done = true;
-  result.ns = std::max(result.ns, part.ns);
-  result.agreement.is_exact = result.agreement.is_exact && part.agreement.is_exact;
-  result.agreement.max_error = std::max(result.agreement.max_error, part.agreement.max_error);
-  result.agreement.bound = std::max(result.agreement.bound, part.agreement.bound);
-  // These are the same on every rank.
-  result.agreement.skipped = part.agreement.skipped;
-  result.agreement.left_out = part.agreement.left_out;
-  result.agreement.heap = part.agreement.heap;
-  result.agreement.is_shared_gpu = result.agreement.is_shared_gpu || part.agreement.is_shared_gpu;
-}
-
-std::vector<std::shared_ptr<Engine>> engines_of(const CheckCase& test, std::int64_t timeout_ms) {
-  std::vector<int> hosts;
-  for (int rank = 0; test.engine == "local-hosts" && rank < test.num_ranks; ++rank) {
+std::vector<std::shared_ptr<Engine>> engines_of(const CheckCase& test, const CheckPlan& plan) {
+  const std::int64_t timeout_ms = timeout_of({.timeout_ms = plan.timeout_ms});
+  const bool has_hosts = test.engine == "local-hosts";
+  std::vector<int> hosts = has_hosts ? plan.hosts : std::vector<int>();
+  for (int rank = 0; has_hosts && plan.hosts.empty() && rank < test.num_ranks; ++rank) {
     hosts.push_back(rank / 2);
   }
   const bool has_windows = test.engine != kLocalMessagesEngine;
@@ -79,12 +58,11 @@ CheckResult run_here(const CheckCase& test, const CheckPlan& plan) {
   try {
     if (test.engine.empty()) return run_part(test, Group(), plan.seed);
     std::mutex mutex;
-    run_engines(engines_of(test, timeout_of({.timeout_ms = plan.timeout_ms})),
-                [&](const Group& group) {
-                  const CheckResult part = run_part(test, group, plan.seed);
-                  const std::lock_guard lock(mutex);
-                  merge(result, part);
-                });
+    run_engines(engines_of(test, plan), [&](const Group& group) {
+      const CheckResult part = run_part(test, group, plan.seed);
+      const std::lock_guard lock(mutex);
+      merge(result, part);
+    });
   } catch (const std::exception& error) {
     result.failure = error.what();
   }
@@ -102,19 +80,10 @@ struct LogLine {
 };
 
 void append(const std::string& path, const LogLine& line) {
-  nlohmann::json json;
+  nlohmann::json json = json_of(line.result);
   json["case"] = line.number;
   json["rank"] = line.rank;
-  json["failure"] = line.result.failure;
   json["secondary"] = line.is_secondary;
-  json["exact"] = line.result.agreement.is_exact;
-  json["error"] = line.result.agreement.max_error;
-  json["bound"] = line.result.agreement.bound;
-  json["skipped"] = line.result.agreement.skipped;
-  json["left_out"] = line.result.agreement.left_out;
-  json["heap"] = line.result.agreement.heap;
-  json["shared_gpu"] = line.result.agreement.is_shared_gpu;
-  json["ns"] = line.result.ns;
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -134,10 +103,7 @@ std::vector<LogLine> read_log(const std::string& path) {
     line.number = json["case"];
     line.rank = json["rank"];
     line.is_secondary = json["secondary"];
-    line.result.failure = json["failure"];
-    line.result.agreement = {json["exact"],    json["error"], json["bound"],     json["skipped"],
-                             json["left_out"], json["heap"],  json["shared_gpu"]};
-    line.result.ns = json["ns"];
+    line.result = result_of(json);
     lines.push_back(std::move(line));
   }
   return lines;

@@ -7,26 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "conformance/check_case.h"
+#include "check_result.h"
 
 namespace switchyard::cli {
-
-struct CheckResult {
-  bool is_done = false;
-  std::string failure;  ///< empty: the case passed
-  conformance::Agreement agreement;
-  std::int64_t ns = 0;
-
-  bool is_skipped() const { return is_done && !agreement.skipped.empty(); }
-  bool has_passed() const { return is_done && failure.empty() && !is_skipped(); }
-  bool has_failed() const { return !has_passed() && !is_skipped(); }
-};
 
 struct CheckPlan {
   std::vector<conformance::CheckCase> cases;
   std::uint64_t seed = 1;
   std::int64_t timeout_ms = 0;
   bool shows_progress = true;
+  std::vector<int> hosts{};  ///< of the ranks of local-hosts; empty: two ranks each
 };
 
 /// Errors: kNotAvailable.

@@ -113,13 +113,14 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
       ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--hosts", options.hosts,
-                   "count the rows that would cross between so many hosts, with as many ranks each")
+                   "count the rows that would cross between so many hosts, with as many ranks "
+                   "each; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   verb->add_option("--engine", options.engine,
-                   "how ranks reach each other: auto, local (threads), shm (processes); default: "
-                   "SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm"}));
+                   "how ranks reach each other: auto, local (threads), shm (processes), mpi (those "
+                   "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
+      ->check(CLI::IsMember({"auto", "local", "shm", "mpi"}));
   verb->add_option("--device", options.device,
                    "where the layer runs; cuda: rank r on GPU r, and "
                    "round again when there are fewer")

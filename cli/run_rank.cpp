@@ -8,11 +8,11 @@
 
 #include "core/clock.h"
 #include "global_scale.h"
+#include "group_hosts.h"
 #include "io/checkpoint.h"
 #include "io/moe_layer.h"
 #include "measure/gather.h"
 #include "plan/expert_ownership.h"
-#include "plan/host_crossings.h"
 #include "progress.h"
 #include "run_layer.h"
 
@@ -143,9 +143,8 @@ RankResult LayerRun::run() {
   }
   result_.stage_ns = samples.medians();
   if (options_.prepare != "local") {
-    result_.host_crossings =
-        count_host_crossings(arguments_.topk_ids, ownership_,
-                             even_host_map(group_.size(), options_.hosts), group_.rank());
+    result_.host_crossings = count_host_crossings(
+        arguments_.topk_ids, ownership_, hosts_of(group_, "run", options_.hosts), group_.rank());
   }
   result_.config = config_;
   result_.layer = weights_.layer;

@@ -12,6 +12,7 @@
 
 #include "core/fail.h"
 #include "gather_records.h"
+#include "group_hosts.h"
 #include "io/safetensors.h"
 #include "quant/bf16.h"
 
@@ -177,9 +178,11 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
                     result.first_token[r + 1] - result.first_token[r], stage_ns);
       });
   if (group.rank() == 0) {
+    const HostsOfRanks hosts = hosts_of(group, "run", options.hosts);
+    report.num_hosts = count_hosts(hosts);
     for (std::size_t s = 0; s < kNumStages; ++s) report.stages[s].us = spread_of(stage_ns[s]);
     if (group.size() > 1 && options.prepare != "local") {
-      report.balance = balance_of(report.rows_per_expert, group.size(), options.hosts,
+      report.balance = balance_of(report.rows_per_expert, group.size(), count_even_hosts(hosts),
                                   result.config.router.num_groups);
     }
     const RunReference reference = load_run_reference(options, result.config);
@@ -235,7 +238,7 @@ std::string to_json(const RunReport& report) {
          {"wire_bytes", bytes(stage.wire_bytes)}});
   }
   json["balance"] = report.balance ? to_json(*report.balance) : nlohmann::ordered_json();
-  json["hosts"] = report.options.hosts;
+  json["hosts"] = report.num_hosts;
   json["host_crossings"] = report.host_crossings;
   json["rows_per_rank"] = report.rows_per_rank;
   json["rows_per_expert"] = report.rows_per_expert;

@@ -44,6 +44,7 @@ struct RunReport {
   std::optional<float> tensor_scale;  ///< of the input, for all ranks
   bool has_routing = false;           ///< the input has expert ids
   int num_ranks = 1;
+  int num_hosts = 1;  ///< between which rows are counted
   std::int64_t num_tokens = 0;
   Tensor output;  ///< [T, H] bf16, input order
   std::vector<StageReport> stages;

@@ -128,12 +128,12 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
 std::string placement_text(const RunReport& report) {
   std::string text;
   if (report.balance) text += to_text(*report.balance);
-  if (report.options.hosts > 1 && report.num_tokens > 0) {
+  if (report.num_hosts > 1 && report.num_tokens > 0) {
     const RouterConfig& router = report.config.router;
     text += fmt::format(
         "hosts: {:.2f} rows per token cross between {} hosts{}\n",
         static_cast<double>(report.host_crossings) / static_cast<double>(report.num_tokens),
-        report.options.hosts,
+        report.num_hosts,
         router.num_groups == 1 ? ""
                                : fmt::format("; the router chooses {} of {} groups of experts",
                                              router.topk_groups, router.num_groups));

@@ -69,7 +69,9 @@ int start_ranks(const RankStart& start, char** argv) {
   const std::string engine =
       start.engine.empty() ? setting("SWITCHYARD_ENGINE").text : start.engine;
   require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
-          "{}: SWITCHYARD_ENGINE is \"{}\", must be auto, local or shm", start.verb, engine);
+          "{}: engine {}, must be auto, local or shm for ranks that this command starts; mpirun "
+          "starts those of mpi",
+          start.verb, engine);
   start.check(num_ranks);
   std::vector<std::string> more;
   if (start.before) more = start.before(num_ranks);

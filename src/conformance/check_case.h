@@ -36,6 +36,10 @@ struct CheckCase {
 /// number of ranks.
 std::vector<CheckCase> all_cases();
 
+/// The exchange between ranks that a launcher started: cases for so many, over `engine`, a name
+/// that lives as long as the program.
+std::vector<CheckCase> launched_cases(const char* engine, int num_ranks);
+
 /// Where cases without ranks run: each of them is tried on both.
 inline constexpr std::array<const char*, 2> kDevices{"cpu", "cuda"};
 

@@ -73,11 +73,11 @@ void add_all(Cases& cases, const Place& place) {
 }
 
 // Ranks that do not all share windows: the exchange has other backends for them.
-void add_apart(Cases& cases, const Place& place) {
-  for (const ExchangeCase& test : exchange_cases({3, 7})) {
+void add_apart(Cases& cases, const Place& place, const std::vector<int>& sizes) {
+  for (const ExchangeCase& test : exchange_cases(sizes)) {
     add(cases, place, test, name_of_case(test), check_exchange, true);
   }
-  for (const ExchangeCase& test : two_in_flight_cases(3)) {
+  for (const ExchangeCase& test : two_in_flight_cases(sizes.front())) {
     add(cases, place, test, fmt::format("two_in_flight/{}", name_of(test.reduce)),
         check_two_in_flight, true);
   }
@@ -85,9 +85,15 @@ void add_apart(Cases& cases, const Place& place) {
 
 }  // namespace
 
+std::vector<CheckCase> launched_cases(const char* engine, int num_ranks) {
+  Cases cases;
+  add_apart(cases, {"cpu", engine}, {num_ranks});
+  return cases;
+}
+
 void add_exchange_cases(Cases& cases) {
   for (const Place& place : kPlaces) add_all(cases, place);
-  for (const Place& place : kApartPlaces) add_apart(cases, place);
+  for (const Place& place : kApartPlaces) add_apart(cases, place, {3, 7});
 }
 
 }  // namespace switchyard::conformance

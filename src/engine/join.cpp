@@ -69,8 +69,8 @@ MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& acces
   return place;
 }
 
-// Ranks of a communicator, and ranks on several hosts that have no address to meet at learn one over MPI; the server of rank 0
-// is needed until the group is complete.
+// Ranks of a communicator, and ranks on several hosts that have no address to meet at learn one
+// over MPI; the server of rank 0 is needed until the group is complete.
 std::pair<JoinRequest, std::shared_ptr<StoreServer>> with_meeting_place(const JoinRequest& given,
                                                                         const std::string& name) {
   const bool has_place = given.meeting || !given.store.empty() || given.control_fd >= 0;

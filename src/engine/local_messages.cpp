@@ -36,12 +36,18 @@ namespace {
 
 class LocalChannel final : public MessageChannel {
  public:
-  LocalChannel(SharedControl& control, std::shared_ptr<LocalMail::Boxes> boxes)
-      : control_(control), boxes_(std::move(boxes)) {}
+  LocalChannel(SharedControl& control, std::shared_ptr<LocalMail::Boxes> boxes,
+               std::shared_ptr<std::atomic<std::int64_t>> bytes_to_other_hosts)
+      : control_(control),
+        boxes_(std::move(boxes)),
+        bytes_to_other_hosts_(std::move(bytes_to_other_hosts)) {}
 
   MessageId send(int peer, int tag, const MessageBuffer& buffer) override;
   MessageId receive(int peer, int tag, const MessageBuffer& buffer) override;
   bool is_done(MessageId message) override;
+  void progress() override {
+    if (!expected_.empty()) take_letters();
+  }
 
  private:
   struct Sent {
@@ -61,6 +67,7 @@ class LocalChannel final : public MessageChannel {
 
   SharedControl& control_;
   std::shared_ptr<LocalMail::Boxes> boxes_;
+  std::shared_ptr<std::atomic<std::int64_t>> bytes_to_other_hosts_;
   MessageId last_id_ = 0;
   std::vector<Sent> sent_;          // not known to be taken
   std::vector<Expected> expected_;  // in the order in which they were started
@@ -76,6 +83,9 @@ void LocalChannel::require_peer(int peer, int tag) const {
 MessageId LocalChannel::send(int peer, int tag, const MessageBuffer& buffer) {
   require_peer(peer, tag);
   if (buffer.size_bytes == 0) return 0;
+  if (control_.host_of(peer) != control_.host_of(control_.rank())) {
+    *bytes_to_other_hosts_ += static_cast<std::int64_t>(buffer.size_bytes);
+  }
   sent_.push_back({++last_id_, std::make_shared<std::atomic<bool>>(false)});
   {
     const std::lock_guard lock(box_of(peer).mutex);
@@ -115,7 +125,7 @@ void LocalChannel::take_letters() {
 }
 
 bool LocalChannel::is_done(MessageId message) {
-  if (!expected_.empty()) take_letters();
+  progress();
   // Pairs with the release in take_letters().
   std::erase_if(sent_, [](const Sent& s) { return s.is_taken->load(std::memory_order_acquire); });
   const auto has = [&](const auto& list) {
@@ -136,7 +146,8 @@ std::shared_ptr<LocalMail::Boxes> LocalMail::boxes(std::uint64_t number, int num
 }
 
 std::unique_ptr<MessageChannel> LocalMessages::make_channel() {
-  return std::make_unique<LocalChannel>(control_, mail_->boxes(++num_channels_, control_.size()));
+  return std::make_unique<LocalChannel>(control_, mail_->boxes(++num_channels_, control_.size()),
+                                        byte_count());
 }
 
 }  // namespace switchyard

@@ -5,6 +5,7 @@
 // wait has a deadline and notices lost peers.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,6 +53,10 @@ class MessageChannel {
   /// again. What it read or wrote is then visible. For the `ready` of Control::wait, whose bell
   /// rings, or whose rest is short, when a message may have moved on.
   virtual bool is_done(MessageId message) = 0;
+
+  /// Makes progress likewise; for a rank that waits for something other than a message, while peers
+  /// wait for what it has sent.
+  virtual void progress() = 0;
 };
 
 /// Where channels come from.
@@ -64,6 +69,17 @@ class MessageSource {
 
   /// Collective. Errors: kTimeout, kPeerLost, kAborted, kOutOfMemory.
   virtual std::unique_ptr<MessageChannel> make_channel() = 0;
+
+  /// What this rank's channels have sent to ranks of other hosts so far.
+  std::int64_t bytes_to_other_hosts() const { return *bytes_to_other_hosts_; }
+
+ protected:
+  using ByteCount = std::atomic<std::int64_t>;
+  /// For the channels, which may outlive the source.
+  const std::shared_ptr<ByteCount>& byte_count() const { return bytes_to_other_hosts_; }
+
+ private:
+  std::shared_ptr<ByteCount> bytes_to_other_hosts_ = std::make_shared<ByteCount>(0);
 };
 
 }  // namespace switchyard

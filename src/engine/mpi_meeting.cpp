@@ -68,9 +68,7 @@ class Meet {
           [&] { return link_->look(message) != MpiLink::State::kPending; });
   }
 
-  const int* handle() const {
-    return request_.communicator ? &*request_.communicator : nullptr;
-  }
+  const int* handle() const { return request_.communicator ? &*request_.communicator : nullptr; }
 
   MpiMeeting serve() {
     ServerAddress address{make_secret(), {}};

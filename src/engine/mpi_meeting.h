@@ -18,10 +18,9 @@ struct MpiMeeting {
   std::string secret;
 };
 
-/// Collective over the request's communicator or, without one, MPI_COMM_WORLD, which must consist of
-/// the group's ranks. Errors: kNotAvailable
-/// (no MPI here), kTimeout (a process did not come; MPI does not say which), kInvalidArgument
-/// (another number of ranks), kSystem.
+/// Collective over the request's communicator or, without one, MPI_COMM_WORLD, which must consist
+/// of the group's ranks. Errors: kNotAvailable (no MPI here), kTimeout (a process did not come; MPI
+/// does not say which), kInvalidArgument (another number of ranks), kSystem.
 MpiMeeting meet_over_mpi(const JoinRequest& request);
 
 }  // namespace switchyard

@@ -12,17 +12,22 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "engine/remote_exit.h"
 
 namespace switchyard {
 namespace {
 
 class MpiChannel final : public MessageChannel {
  public:
-  MpiChannel(std::shared_ptr<SharedLink> shared, std::vector<int> ranks, int rank, int number)
+  /// `ranks`: in the link; `is_far`: on another host.
+  MpiChannel(std::shared_ptr<SharedLink> shared, std::vector<int> ranks, std::vector<bool> is_far,
+             int rank, int number, std::shared_ptr<std::atomic<std::int64_t>> bytes_to_other_hosts)
       : shared_(std::move(shared)),
         ranks_(std::move(ranks)),
+        is_far_(std::move(is_far)),
         rank_(rank),
-        first_tag_(number * ChannelNumbers::kTagsPerChannel) {}
+        first_tag_(number * ChannelNumbers::kTagsPerChannel),
+        bytes_to_other_hosts_(std::move(bytes_to_other_hosts)) {}
   ~MpiChannel() override {
     for (const MessageId message : pending_) shared_->link->give_up(message);
   }
@@ -30,6 +35,9 @@ class MpiChannel final : public MessageChannel {
   MessageId send(int peer, int tag, const MessageBuffer& buffer) override {
     require_peer(peer, tag);
     if (buffer.size_bytes == 0) return 0;
+    if (is_far_[static_cast<std::size_t>(peer)]) {
+      *bytes_to_other_hosts_ += static_cast<std::int64_t>(buffer.size_bytes);
+    }
     return remember(shared_->link->send(in_link(peer), first_tag_ + tag, buffer));
   }
   MessageId receive(int peer, int tag, const MessageBuffer& buffer) override {
@@ -38,6 +46,7 @@ class MpiChannel final : public MessageChannel {
     return remember(shared_->link->receive(in_link(peer), first_tag_ + tag, buffer));
   }
   bool is_done(MessageId message) override;
+  void progress() override { shared_->link->progress(); }
 
  private:
   int in_link(int peer) const { return ranks_[static_cast<std::size_t>(peer)]; }
@@ -55,8 +64,10 @@ class MpiChannel final : public MessageChannel {
 
   std::shared_ptr<SharedLink> shared_;
   std::vector<int> ranks_;
+  std::vector<bool> is_far_;
   int rank_;
   int first_tag_;
+  std::shared_ptr<std::atomic<std::int64_t>> bytes_to_other_hosts_;
   std::set<MessageId> pending_;
 };
 
@@ -90,6 +101,7 @@ std::string initialize(RemoteControl& control) {
   const MpiModule& module = mpi_module();
   const std::string why = agree(control, module.start_init(control.timeout_ms()));
   if (!why.empty()) return why;
+  remote_exit::precede_mpi();
   const Deadline deadline = Deadline::after_ms(control.timeout_ms());
   while (module.init_state() != MpiInit::kDone) {
     control.check_alive({Phase::kSetup, 0, -1});
@@ -186,9 +198,13 @@ std::unique_ptr<MessageChannel> MpiMessages::make_channel() {
         "group: it has made {} channels, as many as the tags of MPI suffice for; make a new group",
         number);
     const bool is_taken = !shared_->channels.take(claimed, number);
-    if (largest(control_.all_gather_text(is_taken ? "1" : "0")) == 0) {
-      return std::make_unique<MpiChannel>(shared_, ranks_, control_.rank(), number);
+    if (largest(control_.all_gather_text(is_taken ? "1" : "0")) != 0) continue;
+    std::vector<bool> is_far;
+    for (int peer = 0; peer < control_.size(); ++peer) {
+      is_far.push_back(control_.host_of(peer) != control_.host_of(control_.rank()));
     }
+    return std::make_unique<MpiChannel>(shared_, ranks_, std::move(is_far), control_.rank(), number,
+                                        byte_count());
   }
 }
 

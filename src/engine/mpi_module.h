@@ -29,11 +29,13 @@ class MpiLink {
   virtual int size() const = 0;
   virtual int max_tag() const = 0;
 
-  /// As MessageChannel; ids count from 1.
+  /// As MessageChannel; ids count from 1. A send is done when its receive has taken it, so that
+  /// nothing of it waits for further progress of this rank.
   virtual MessageId send(int peer, int tag, const MessageBuffer& buffer) = 0;
   virtual MessageId receive(int peer, int tag, const MessageBuffer& buffer) = 0;
   /// Makes progress with every message of the link.
   virtual State look(MessageId message) = 0;
+  virtual void progress() = 0;
   /// Cancels the receive, if it is pending. Of a send nothing can be taken back.
   virtual void give_up(MessageId message) = 0;
 };

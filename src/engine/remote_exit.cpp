@@ -66,6 +66,11 @@ void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms) {
   own.servers.push_back({std::move(server), exit_ms});
 }
 
+void precede_mpi() {
+  static const int registered = std::atexit([] { run(); });
+  (void)registered;
+}
+
 void run() noexcept {
   State& own = state();
   const std::lock_guard lock(own.mutex);

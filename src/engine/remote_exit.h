@@ -24,6 +24,9 @@ void remove(RemoteControl& group);
 /// `exit_ms` at most.
 void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms);
 
+/// Once MPI_Finalize has been registered to run at the end of the process: this comes before it.
+void precede_mpi();
+
 /// What the end of the process does; for one that skips its exit handlers.
 void run() noexcept;
 

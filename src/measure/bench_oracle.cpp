@@ -197,8 +197,8 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
 }
 
 // per_expert: one chain over all choices. per_rank: one partial sum per rank, rounded to bf16; they
-// are added in ascending order of each rank's highest choice. per_host: in ascending order of
-// ranks, and rounded to bf16 once more, because bench runs on one host.
+// are added in ascending order of each rank's highest choice. per_host: for each host in ascending
+// order of ranks, rounded to bf16 once more; then hosts ascending.
 void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
                                   std::span<float> sum) const {
   std::fill(sum.begin(), sum.end(), 0.0f);
@@ -218,16 +218,28 @@ void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
     owners.push_back(owner_of(ids[k]));
   }
   const bool is_per_host = shape_.reduce == Reduce::kPerHost;
-  if (is_per_host) std::sort(owners.begin(), owners.end());
+  const auto host_of = [&](int rank) {
+    return shape_.hosts.empty() ? 0 : shape_.hosts[static_cast<std::size_t>(rank)];
+  };
+  if (is_per_host) {
+    std::sort(owners.begin(), owners.end(),
+              [&](int a, int b) { return std::pair(host_of(a), a) < std::pair(host_of(b), b); });
+  }
   std::vector<float> partial(sum.size());
-  for (const int owner : owners) {
+  std::vector<float> of_host(sum.size());
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    const int owner = owners[i];
     const std::int32_t first = reference::first_expert(num_experts, shape_.num_ranks, owner);
     const std::int32_t count = reference::num_local_experts(num_experts, shape_.num_ranks, owner);
     std::fill(partial.begin(), partial.end(), 0.0f);
     add_partial(rows, rank_, token, first, first + count, partial);
-    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += round_bf16(partial[h]);
+    std::span<float> to = is_per_host ? std::span<float>(of_host) : sum;
+    for (std::size_t h = 0; h < sum.size(); ++h) to[h] += round_bf16(partial[h]);
+    const bool is_last = i + 1 == owners.size() || host_of(owners[i + 1]) != host_of(owner);
+    if (!is_per_host || !is_last) continue;
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += round_bf16(of_host[h]);
+    std::fill(of_host.begin(), of_host.end(), 0.0f);
   }
-  for (std::size_t h = 0; is_per_host && h < sum.size(); ++h) sum[h] = round_bf16(sum[h]);
 }
 
 std::int64_t BenchOracle::count_wrong_output(const TensorView& output,

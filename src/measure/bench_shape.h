@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "switchyard/exchange_config.h"
 
@@ -29,7 +30,7 @@ struct BenchShape {
   Workload workload;
   RoutingPattern routing;
   int num_ranks = 1;
-  int num_hosts = 1;  ///< for the count of rows between hosts; consecutive ranks share one
+  std::vector<int> hosts{};     ///< number of each rank's host; empty: they share one
   std::int64_t num_tokens = 1;  ///< T, per rank
   std::int64_t max_tokens = 0;  ///< per rank, for which the exchange has room; 0: num_tokens
   Operation operation = Operation::kPair;

@@ -26,6 +26,8 @@ struct ShapeResult {
   std::vector<double> us;
   std::string method;          ///< "calls", "graph" or "events", and what was subtracted
   std::int64_t num_wrong = 0;  ///< by BenchOracle, in an iteration that is not timed
+  /// Counted as it was sent to ranks of other hosts, per timed iteration; CPUs.
+  std::int64_t host_bytes = 0;
   // Times of calls one by one (measure/calls_apart.h), where the shape asks for them: a value per
   // run, the mean of its iterations, the same on every rank.
   std::vector<double> apart_us;    ///< with nothing between calls

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two constants of ranks that share memory. Hop: rank 0 writes a word and notifies rank 1, which
-// answers in the same way; half of the round trip, 10th percentile. Copy: all ranks run memcpy at
+// Two constants. Hop: rank 0 writes a word and notifies rank 1, which answers in the same way; half
+// of the round trip, 10th percentile. Between ranks that share no memory it is a message of 64
+// bytes, to a rank of another host where there is one. Copy: all ranks run memcpy at
 // once, each in its own memory; the slowest rank, 10th percentile, for sizes that fit into caches
 // and sizes that do not.
 
@@ -31,8 +32,12 @@ std::atomic<std::uint64_t>& word_of(const Window& window, int rank) {
   return *reinterpret_cast<std::atomic<std::uint64_t>*>(window.base(rank));
 }
 
-double hop_us(const Group& group) {
-  if (group.size() == 1) return 0;
+double fast_trip(const Group& group, const std::vector<double>& trips) {
+  group.barrier();
+  return slowest_of(group, {group.rank() == 0 ? percentile(trips, kFast) / 2 : 0}).front();
+}
+
+double window_hop_us(const Group& group) {
   Control& control = group.control();
   WindowSource& windows = group.engine().windows("bench");
   const std::unique_ptr<Window> window = windows.make_window(128);
@@ -54,9 +59,38 @@ double hop_us(const Group& group) {
     if (rank == 1) tell();
     trips[static_cast<std::size_t>(call - 1)] = us_since(start);
   }
-  group.barrier();
-  const double own = rank == 0 ? percentile(trips, kFast) / 2 : 0;
-  return slowest_of(group, {own}).front();
+  return fast_trip(group, trips);
+}
+
+double message_hop_us(const Group& group) {
+  constexpr std::size_t kBytes = 64;
+  Control& control = group.control();
+  int partner = 1;
+  while (partner + 1 < group.size() && control.host_of(partner) == control.host_of(0)) ++partner;
+  const std::unique_ptr<MessageChannel> channel = group.engine().messages("bench").make_channel();
+  const auto memory = std::make_shared<AlignedBuffer>(kBytes);
+  const MessageBuffer buffer{memory, memory->data(), kBytes};
+  const auto await = [&](std::uint64_t call, int peer, MessageId message) {
+    control.wait({Phase::kSetup, call, peer}, [&] { return channel->is_done(message); });
+  };
+  std::vector<double> trips(static_cast<std::size_t>(kNumTrips), 0.0);
+  for (std::uint64_t call = 1; call <= trips.size(); ++call) {
+    const std::int64_t start = now_ns();
+    if (group.rank() == 0) {
+      await(call, partner, channel->send(partner, 0, buffer));
+      await(call, partner, channel->receive(partner, 0, buffer));
+    } else if (group.rank() == partner) {
+      await(call, 0, channel->receive(0, 0, buffer));
+      await(call, 0, channel->send(0, 0, buffer));
+    }
+    trips[static_cast<std::size_t>(call - 1)] = us_since(start);
+  }
+  return fast_trip(group, trips);
+}
+
+double hop_us(const Group& group) {
+  if (group.size() == 1) return 0;
+  return group.engine().has_windows() ? window_hop_us(group) : message_hop_us(group);
 }
 
 // GB/s per rank.

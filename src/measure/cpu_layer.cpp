@@ -11,6 +11,7 @@
 #include "measure/bench_batch.h"
 #include "measure/bench_oracle.h"
 #include "measure/cpu_target.h"
+#include "measure/host_bytes.h"
 #include "measure/layer_parts.h"
 
 namespace switchyard::measure {
@@ -23,18 +24,24 @@ class LayerRun {
         shape_(shape),
         batch_(shape, group.rank()),
         output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}),
-        weights_(shape.workload, group.rank(), group.size()) {
+        weights_(shape.workload, group.rank(), group.size()),
+        host_bytes_(group, shape) {
     kernel_ = std::make_unique<ModularKernel>(
         make_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape)),
         make_exact_experts(weights_.view()));
   }
 
+  const HostBytes& host_bytes() const { return host_bytes_; }
+
   double time(std::int64_t iteration) {
     const PrepareArguments arguments = prepare(iteration);
     group_.barrier();
+    host_bytes_.begin();
     const std::int64_t start = now_ns();
     for (int layer = 0; layer < shape_.num_layers; ++layer) kernel_->apply(arguments, output_);
-    return static_cast<double>(now_ns() - start) * 1e-3;
+    const std::int64_t end = now_ns();
+    host_bytes_.end(iteration);
+    return static_cast<double>(end - start) * 1e-3;
   }
 
   std::int64_t count_wrong(std::int64_t iteration) {
@@ -59,6 +66,7 @@ class LayerRun {
   BenchBatch batch_;
   Tensor output_;
   LayerWeights weights_;
+  HostBytes host_bytes_;
   std::unique_ptr<ModularKernel> kernel_;
 };
 

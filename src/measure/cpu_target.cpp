@@ -13,6 +13,7 @@
 #include "core/memory.h"
 #include "measure/bench_batch.h"
 #include "measure/bench_oracle.h"
+#include "measure/host_bytes.h"
 #include "plan/expert_ownership.h"
 
 namespace switchyard::measure {
@@ -94,7 +95,10 @@ class ExchangeRun {
         batch_(shape, group.rank()),
         results_(shape, group.rank(),
                  shape.scheme.is_quantized() ? exchange_.max_buffer_rows() : 0),
-        output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}) {}
+        output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}),
+        host_bytes_(group, shape) {}
+
+  const HostBytes& host_bytes() const { return host_bytes_; }
 
   /// Returns the microseconds of this rank.
   double time(std::int64_t iteration) {
@@ -102,12 +106,14 @@ class ExchangeRun {
     Dispatched got;
     if (shape_.operation == Operation::kCombine) got = dispatch();
     group_.barrier();
+    host_bytes_.begin();
     const std::int64_t start = now_ns();
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       if (shape_.operation != Operation::kCombine) got = dispatch();
       if (shape_.operation != Operation::kDispatch) combine(got);
     }
     const std::int64_t end = now_ns();
+    host_bytes_.end(iteration);
     if (shape_.operation == Operation::kDispatch) exchange_.release(got.handle);
     return us_between(start, end);
   }
@@ -148,6 +154,7 @@ class ExchangeRun {
   BenchBatch batch_;
   ResultRows results_;
   Tensor output_;
+  HostBytes host_bytes_;
 };
 
 // Of the exchange, on all ranks; each has about as much as rank 0.

@@ -40,6 +40,7 @@ ShapeResult measure_calls(Run& run, const BenchShape& shape, const std::function
     result.us.push_back(run.time(i));
     tick();
   }
+  result.host_bytes = run.host_bytes().per_iteration();
   result.num_wrong = run.count_wrong(shape.num_runs);
   return result;
 }

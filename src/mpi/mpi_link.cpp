@@ -96,12 +96,17 @@ MessageId Link::start(int peer, int tag, const MessageBuffer& buffer, bool is_re
     const int error =
         is_receive
             ? MPI_Irecv(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator, &request)
-            : MPI_Isend(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator, &request);
+            : MPI_Issend(buffer.data + at, num_bytes, MPI_BYTE, peer, tag, communicator, &request);
     if (error != MPI_SUCCESS) continue;  // never done: the group's own connection says who is lost
     requests_.push_back(request);
     parts_.push_back({id, num_bytes});
   }
   return id;
+}
+
+void Link::progress() {
+  const std::lock_guard lock(call_mutex());
+  make_progress();
 }
 
 MpiLink::State Link::look(MessageId id) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mpi_link.h: messages over a duplicate of a communicator, by MPI_Isend, MPI_Irecv and
+// mpi_link.h: messages over a duplicate of a communicator, by MPI_Issend, MPI_Irecv and
 // MPI_Testsome alone: no call waits for another rank.
 #pragma once
 
@@ -25,6 +25,7 @@ class Link final : public MpiLink {
   MessageId send(int peer, int tag, const MessageBuffer& buffer) override;
   MessageId receive(int peer, int tag, const MessageBuffer& buffer) override;
   State look(MessageId message) override;
+  void progress() override;
   void give_up(MessageId message) override;
 
  private:

@@ -19,6 +19,7 @@
 #include "core/clock.h"
 #include "core/settings.h"
 #include "engine/engine.h"
+#include "support/cut_links.h"
 
 namespace switchyard {
 namespace {
@@ -71,6 +72,10 @@ int split() {
 
 // A rank that is stopped would keep mpirun: a child of it ends it once the others are done.
 void end_as(const std::string& deed) {
+  if (deed == "cut") {
+    test::cut_tcp_links();
+    return;
+  }
   const pid_t own = getpid();
   if (deed == "stop" && fork() == 0) {
     sleep(5);

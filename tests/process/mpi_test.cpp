@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include "support/command.h"
 
@@ -77,6 +78,48 @@ TEST_F(MpiTest, SubgroupsAndHostGroupsEqualTheOracle) {
   EXPECT_EQ(result.output, "split is well\n");
 }
 
+// The command, on two hosts of two.
+CommandResult run_command_on_hosts(const std::string& arguments) {
+  return run_mpi(
+      4,
+      {"-c",
+       "SWITCHYARD_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec " SWITCHYARD_CLI " " + arguments},
+      false, "sh");
+}
+
+// Of bf16 rows of 7168 elements; beside them go ids, weights and headers.
+TEST_F(MpiTest, BenchCountsTheBytesThatCross) {
+  for (const std::string reduce : {"per_rank", "per_host"}) {
+    const CommandResult result = run_command_on_hosts(
+        "bench --op dispatch --scheme none --tokens 32 --runs 30 --json - --reduce " + reduce);
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    const auto json = nlohmann::json::parse(result.output);
+    EXPECT_EQ(json["engine"], "mpi");
+    EXPECT_EQ(json["settings"]["hosts"], 2);
+    const auto& row = json["rows"][0];
+    EXPECT_EQ(row["wrong"], 0);
+    const double rows_per_token = row["host_crossings_per_token"];
+    EXPECT_GT(rows_per_token, 0.9);  // of 8 experts of 256, at least one is on the other host
+    EXPECT_LE(rows_per_token, 1.0);
+    const double bytes = row["host_bytes_per_token"];
+    EXPECT_GE(bytes, 0.98 * rows_per_token * 2 * 7168);  // counted over more iterations
+    EXPECT_LE(bytes, 1.04 * rows_per_token * 2 * 7168);
+  }
+}
+
+TEST_F(MpiTest, CheckRunsBetweenTheRanksOfMpirun) {
+  const CommandResult result = run_mpi(
+      4, {"check", "--quick", "--ranks-per-host", "3,1", "--filter", "*per_host*", "--json", "-"},
+      false, SWITCHYARD_CLI);
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  const auto json = nlohmann::json::parse(result.output);
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_GE(json["cases"].size(), 5u);
+  for (const auto& one : json["cases"]) {
+    EXPECT_THAT(one["name"].get<std::string>(), ::testing::StartsWith("exchange/mpi/P4/"));
+  }
+}
+
 TEST_F(MpiTest, CommunicatorsOfTheProgramBecomeGroups) {
   const CommandResult result = run_mpi(4, {}, false, SWITCHYARD_MPI_COMMUNICATORS);
   EXPECT_EQ(result.exit_code, 0) << result.error;
@@ -120,6 +163,10 @@ TEST_F(MpiFaultTest, KilledRank0IsOneErrorOnAllSurvivors) {
 
 TEST_F(MpiFaultTest, StoppedRankIsOneErrorOnAllSurvivors) {
   expect_on_survivors(1, "stop", "peer_lost", "rank 1 was lost (no sign of life for 1.5 s");
+}
+
+TEST_F(MpiFaultTest, RankWhoseLinksAreCutIsOneErrorOnAllSurvivors) {
+  expect_on_survivors(3, "cut", "peer_lost", "rank 3 was lost (no sign of life for 1.5 s");
 }
 
 TEST_F(MpiFaultTest, HostThatNeverComesIsNamed) {

@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 
 #include "core/clock.h"
+#include "support/cut_links.h"
 #include "support/engine_suite.h"
 #include "support/errors.h"
 #include "support/processes.h"
@@ -163,6 +164,30 @@ TEST(RemoteFaultTest, StoppedServerIsSeenBeforeTheTimeout) {
   expect_lost(0, SIGSTOP, "no sign of life for 2.0 s", kFaultTimeoutMs);
 }
 
+// Nothing ends; both ends fall silent for each other.
+TEST(RemoteFaultTest, RankWhoseLinksAreCutIsLostToTheOthersAndRank0ToIt) {
+  constexpr int kVictim = 2;
+  const Shared<std::atomic<int>> num_there;
+  RankProcesses ranks(
+      4,
+      [&](const Group& group) {
+        group.barrier();
+        if (group.rank() == kVictim) cut_tcp_links();
+        ++*num_there;
+        group.barrier();
+      },
+      two_hosts(kFaultTimeoutMs));
+  wait_until(*num_there, 4);
+  const std::int64_t start = now_ns();
+  for (int rank = 0; rank < 4; ++rank) {
+    const RankOutcome outcome = ranks.wait_for(rank);
+    EXPECT_EQ(code(outcome), Errc::kPeerLost) << what(outcome);
+    EXPECT_THAT(what(outcome), HasSubstr(rank == kVictim ? "rank 0 was lost (no sign of life"
+                                                         : "rank 2 was lost (no sign of life"));
+  }
+  EXPECT_LE(now_ns() - start, (kFaultTimeoutMs + 2000) * 1'000'000);
+}
+
 // It was cut off by the others; what ended meanwhile were healthy connections.
 TEST(RemoteFaultTest, Rank0ThatGoesOnAfterAStopBlamesNobodyElse) {
   const Shared<std::atomic<int>> num_there;
@@ -173,7 +198,7 @@ TEST(RemoteFaultTest, Rank0ThatGoesOnAfterAStopBlamesNobodyElse) {
         group.barrier();
         ++*num_there;
         while (group.rank() == 0 && *goes_on == 0) usleep(1000);
-        group.barrier();
+        group.control().wait({Phase::kCombineReceive, 1, -1}, [] { return false; });
       },
       two_hosts(3000));
   wait_until(*num_there, 3);

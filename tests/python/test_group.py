@@ -189,3 +189,32 @@ def test_mpi_communicators(run_program):
         sys.exit(subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-c", source]).returncode)
     """)
     assert code == 0 and sorted(out.split()) == ["0", "1", "2", "2"], errors
+
+
+def test_mpi_communicators_of_several_hosts(run_program):
+    if importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None:
+        pytest.skip("mpi4py or mpirun is not installed")
+    code, out, errors = run_program("""
+        import subprocess, sys
+        source = '''
+        from mpi4py import MPI
+        import switchyard
+        from switchyard import groups
+        world = MPI.COMM_WORLD
+        switchyard.set_setting("SWITCHYARD_HOST_ID", f"host {world.rank // 2}")
+        why_not = groups.why_no_communicators()
+        if why_not:
+            print("no MPI:", why_not)
+        else:
+            with switchyard.Group.from_mpi(world.Split(0, -world.rank), timeout_ms=20000) as group:
+                group.barrier()
+                print(group.engine, group.rank == 3 - world.rank, group.host_size)
+        '''
+        import textwrap
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", sys.executable, "-c", textwrap.dedent(source)]
+        sys.exit(subprocess.run(command).returncode)
+    """)
+    assert code == 0, errors
+    if "no MPI" in out:
+        pytest.skip(out.splitlines()[0])
+    assert out.splitlines() == ["mpi True 2"] * 4, errors

@@ -47,8 +47,8 @@ SY_API sy_status sy_group_from_functions(int32_t rank, int32_t size,
                                          const sy_store_functions* store,
                                          const sy_group_options* options, sy_group** group);
 
-/// The ranks of an MPI communicator, in its order; `communicator` is MPI_Comm_c2f of it. Without MPI
-/// in this process SY_NOT_AVAILABLE. See group_from_mpi.h. Collective over the communicator.
+/// The ranks of an MPI communicator, in its order; `communicator` is MPI_Comm_c2f of it. Without
+/// MPI in this process SY_NOT_AVAILABLE. See group_from_mpi.h. Collective over the communicator.
 SY_API sy_status sy_group_from_mpi(int32_t communicator, const sy_group_options* options,
                                    sy_group** group);
 

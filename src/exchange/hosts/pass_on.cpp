@@ -46,6 +46,7 @@ void HostsExchange::announce(const Slot& slot, Forward& forward, int source) {
 
 void HostsExchange::pass_on(Slot& slot) {
   State& state = state_of(slot);
+  channel_->progress();  // what this rank has sent, too, once everything has come
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     Forward& forward = state.forwards[i];
     if (!forward.has_header) {
