@@ -75,7 +75,7 @@ class SWITCHYARD_API Exchange {
   Device device() const;
   /// Upper bound on N for this rank.
   std::int64_t max_buffer_rows() const;
-  /// What this rank takes; on CPUs that share memory what exchange_memory() computes.
+  /// What this rank takes; on CPUs what exchange_memory() computes for their hosts.
   ExchangeMemory memory() const;
   /// How windows are shared: "host", or on GPUs "same_process", "vmm", "ipc" or "nccl".
   const char* heap() const;

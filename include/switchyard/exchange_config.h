@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "switchyard/export.h"
@@ -75,9 +76,15 @@ struct ExchangeMemory {
   std::size_t receive_bytes = 0;
 };
 
-/// Pure: no communication, no allocation. For ranks that share memory; others have no windows but
-/// more private memory, which Exchange::memory() reports. Errors: kInvalidArgument, kNotSupported.
+/// Of CPU ranks that share memory. Pure: no communication, no allocation.
+/// Errors: kInvalidArgument, kNotSupported.
 SWITCHYARD_API ExchangeMemory exchange_memory(const ExchangeConfig& config, int num_ranks,
                                               int rank);
+
+/// The same for ranks on the hosts with these numbers, [P]. Windows then also have the rows that
+/// are passed on, and receive_bytes the messages between hosts; where each rank is on a host of its
+/// own, there are messages alone.
+SWITCHYARD_API ExchangeMemory exchange_memory(const ExchangeConfig& config,
+                                              std::span<const std::int32_t> hosts, int rank);
 
 }  // namespace switchyard

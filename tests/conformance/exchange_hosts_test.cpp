@@ -69,6 +69,26 @@ TEST(ExchangeHostsTest, BytesBetweenHostsAreThoseOfDistinctHosts) {
   }
 }
 
+TEST(ExchangeHostsTest, MemoryIsWhatTheFormulaSays) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {1, 0, 0, 0}, {2, 1, 0}}) {
+    for (const Layout layout : {Layout::kExpanded, Layout::kBatched, Layout::kAllGather}) {
+      run_ranks_on_hosts(hosts, [&](const Group& group) {
+        ExchangeConfig config{.num_experts = 5,
+                              .num_topk = 3,
+                              .hidden = 24,
+                              .max_tokens_per_rank = 11,
+                              .layout = layout,
+                              .max_in_flight = 3};
+        const ExchangeMemory stated = exchange_memory(config, hosts, group.rank());
+        const ExchangeMemory taken = Exchange(group, config).memory();
+        EXPECT_EQ(taken.window_bytes, stated.window_bytes) << name_of(layout);
+        EXPECT_EQ(taken.receive_bytes, stated.receive_bytes) << name_of(layout);
+        EXPECT_EQ(stated.window_bytes == 0, hosts.size() == 3);
+      });
+    }
+  }
+}
+
 TEST(ExchangeHostsTest, RandomCasesAgreeWithTheOracle) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     const std::vector<int>& hosts = kHosts[seed % 3];

@@ -9,10 +9,10 @@
 namespace switchyard {
 namespace {
 
-HostMap map_of(const Control& control) {
+std::vector<int> hosts_of(const Control& control) {
   std::vector<int> hosts;
   for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host_of(rank));
-  return HostMap(hosts);
+  return hosts;
 }
 
 }  // namespace
@@ -20,12 +20,10 @@ HostMap map_of(const Control& control) {
 HostsExchange::HostsExchange(const Group& group, const ExchangeConfig& config,
                              const ExchangeOptions& options, std::shared_ptr<Engine> host)
     : PullExchange(group, config, options, std::move(host)),
-      map_(map_of(control_)),
+      map_(hosts_of(control_)),
       forwarded_(map_.forwarded_by(rank_)),
       takes_all_(config.layout == Layout::kAllGather) {
-  const HostNumbers numbers{static_cast<std::size_t>(map_.num_hosts()), map_.max_host_size(),
-                            map_.max_forwarded()};
-  layout_ = make_hosts_layout(shape_.window, numbers, takes_all_);
+  layout_ = hosts_layout_of(config, shape_.window, map_);
   part_numbers_.assign(static_cast<std::size_t>(num_ranks_), 0);
   for (const int rank : map_.ranks_of(own_host())) {
     const std::vector<int> sources = map_.forwarded_by(rank);
@@ -45,9 +43,7 @@ void HostsExchange::allocate_slot(std::size_t index) {
 }
 
 ExchangeMemory HostsExchange::memory_of(int rank) const {
-  const std::size_t receive_bytes = exchange_memory(config_, num_ranks_, rank).receive_bytes;
-  return {layout_.window_bytes,
-          checked_add(receive_bytes, checked_mul(layout_.private_bytes, slots_.size()))};
+  return exchange_memory(config_, hosts_of(control_), rank);
 }
 
 // What calls that have ended sent has been taken; the channel gives up the rest, and keeps the

@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "engine/messages.h"
+#include "exchange/backend_layouts.h"
 #include "exchange/messages/dispatch_header.h"
 #include "exchange/messages/row_blocks.h"
 #include "exchange/pull/pull_exchange.h"
-#include "plan/host_map.h"
-#include "plan/hosts_layout.h"
 
 namespace switchyard {
 

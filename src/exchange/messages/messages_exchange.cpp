@@ -10,11 +10,9 @@ MessagesExchange::MessagesExchange(const Group& group, const ExchangeConfig& con
                                    const ExchangeOptions& options)
     : CpuExchange(group, config, options),
       takes_all_(config.layout == Layout::kAllGather),
-      lists_tokens_(group.size() > kRanksWithAllIds && !takes_all_),
-      drops_(config.overflow == Overflow::kDrop && config.capacity > 0) {
-  // What is dropped follows from the ids and weights of all ranks.
-  lists_tokens_ = lists_tokens_ && !drops_;
-  layout_ = make_message_layout(shape_.window, config.num_experts, takes_all_, lists_tokens_);
+      lists_tokens_(lists_tokens(config, group.size())),
+      drops_(drops_rows(config)) {
+  layout_ = message_layout_of(config, shape_.window, group.size());
   staging_.resize(slots_.size());
   allocate_buffers();
   channel_ = group.engine().messages("exchange").make_channel();

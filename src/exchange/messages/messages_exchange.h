@@ -16,17 +16,15 @@
 #include <vector>
 
 #include "engine/messages.h"
+#include "exchange/backend_layouts.h"
 #include "exchange/cpu/cpu_exchange.h"
 #include "exchange/messages/dispatch_header.h"
 #include "exchange/messages/row_blocks.h"
-#include "plan/message_layout.h"
 
 namespace switchyard {
 
 class MessagesExchange final : public CpuExchange {
  public:
-  static constexpr int kRanksWithAllIds = 16;
-
   MessagesExchange(const Group& group, const ExchangeConfig& config,
                    const ExchangeOptions& options);
 
