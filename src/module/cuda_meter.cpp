@@ -183,8 +183,8 @@ CudaMeter::~CudaMeter() {
 }
 
 int CudaMeter::num_ctas(int num_sms) const {
-  const int all = std::max(3, cuda::kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
-  return num_sms == 0 ? all : std::min(all, std::max(3, cuda::kExchangeCtasPerSm * num_sms));
+  const int all = std::max(3, kExchangeCtasPerSm * num_sms_ / ranks_on_gpu());
+  return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
 }
 
 void CudaMeter::run(const DeviceWork& work) {
@@ -276,7 +276,7 @@ void CudaMeter::run_other_code(Stream stream) {
 void CudaMeter::record_stages(bool records) {
   if (records && stages_ == nullptr) {
     constexpr int kMaxCtas =
-        cuda::kExchangeCtasPerSm * (cuda::kExchangeThreads / cuda::kMinExchangeThreads);  // per SM
+        kExchangeCtasPerSm * (kExchangeThreads / kMinExchangeThreads);  // per SM
     stages_ = std::make_unique<cuda::StageLog>(kMaxCtas * num_sms_);
   }
   cuda::set_stage_log(records ? stages_.get() : nullptr);

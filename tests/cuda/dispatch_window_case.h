@@ -164,14 +164,14 @@ struct Results {
 };
 
 /// Requests receivers; CTAs may be small when the rank has the GPU for itself.
-inline cuda::GridRequest receivers(int num_ctas, bool has_whole_gpu) {
+inline GridRequest receivers(int num_ctas, bool has_whole_gpu) {
   return {num_ctas, false, true, has_whole_gpu};
 }
 
 /// The real rank.
 class Receiver {
  public:
-  Receiver(Layout rows_layout, const cuda::GridRequest& grid, std::uint64_t timeout_ns,
+  Receiver(Layout rows_layout, const GridRequest& grid, std::uint64_t timeout_ns,
            Missing missing = Missing::kNothing, int of_source = 0)
       : layout_(layout_of(rows_layout)),
         window_(device_copy(FilledWindow(layout_, missing, of_source).bytes())) {

@@ -129,7 +129,7 @@ TEST(DispatchWindowTest, RowsOfFortySourcesLandWhereTheyBelong) {
   REQUIRE_GPU();
   for (const Layout layout :
        {Layout::kBatched, Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
-    for (const cuda::GridRequest& grid :
+    for (const GridRequest& grid :
          {receivers(1, false), receivers(3, false), receivers(132, false), receivers(132, true)}) {
       SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + ", " + std::to_string(grid.max_ctas));
       Receiver receiver(layout, grid, 10'000'000'000);
@@ -175,7 +175,7 @@ TEST(DispatchWindowTest, KernelEndsAndNamesTheSourceOfWhatIsMissing) {
                      std::to_string(static_cast<int>(layout)));
         ASSERT_EQ(rows_of(source), 1);
         const std::string from = "from rank " + std::to_string(source) + " within 0.2 s";
-        const cuda::GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
+        const GridRequest grid = source == 1 ? receivers(3, false) : receivers(24, true);
         Receiver receiver(layout, grid, 200'000'000, lost.missing, source);
         const cuda::WaitRecord record = receiver.run();
         ASSERT_EQ(record.failure, static_cast<std::uint32_t>(cuda::WaitFailure::kTimeout));

@@ -64,7 +64,7 @@ PushLayout layout_of(const GridCase& c) {
   return make_push_layout(shape);
 }
 
-cuda::GridRequest request_of(const GridCase& c, bool sends, bool receives) {
+GridRequest request_of(const GridCase& c, bool sends, bool receives) {
   return {c.max_ctas, sends, receives, c.has_whole_gpu, c.call_max_tokens};
 }
 
@@ -79,7 +79,7 @@ cuda::CombineGrid combine_grid(const GridCase& c, bool sends, bool receives) {
 // Returns the number of full-size CTAs with the same total of warps, rounded up.
 template <class Args>
 int room(const Args& args, int ctas) {
-  return (ctas * args.num_warps + cuda::kExchangeWarps - 1) / cuda::kExchangeWarps;
+  return (ctas * args.num_warps + kExchangeWarps - 1) / kExchangeWarps;
 }
 
 TEST(GridTest, DispatchHasEveryKindAndNoMoreThanWished) {
@@ -146,7 +146,7 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
 TEST(GridTest, FewCtasStream) {
   const auto grid = [](int ctas, int tokens, bool may_stream) {
     const GridCase c{ctas, 4, tokens, 7168, false, 4096, 0};
-    cuda::GridRequest request = request_of(c, kSends, kReceives);
+    GridRequest request = request_of(c, kSends, kReceives);
     request.may_stream = may_stream;
     return cuda::combine_grid(request, layout_of(c), tokens);
   };
@@ -155,7 +155,7 @@ TEST(GridTest, FewCtasStream) {
     ASSERT_TRUE(streams.streams);
     EXPECT_EQ(streams.num_ctas(kSends, kReceives), ctas);
     EXPECT_EQ(streams.num_ctas(kSends, false), ctas);
-    EXPECT_EQ(streams.chunks_per_item % cuda::kStreamChunks, 0);
+    EXPECT_EQ(streams.chunks_per_item % kStreamChunks, 0);
     EXPECT_EQ(streams.chunks_per_item * static_cast<int>(streams.by_items.divisor), 28);
     EXPECT_EQ(streams.by_slot.divisor, 4 * streams.by_items.divisor);
     EXPECT_FALSE(grid(ctas, 4096, false).streams);
@@ -179,8 +179,8 @@ TEST(GridTest, NoCtaIsWithoutAnItem) {
     ASSERT_LE(dispatch.num_receivers, most * c.ranks * (chunks + 1));
     for (const int warps : {dispatch.num_warps, combine.num_warps}) {
       const int threads = warps * kLanes;
-      ASSERT_TRUE(threads == cuda::kExchangeThreads ||
-                  (c.has_whole_gpu && threads == cuda::kMinExchangeThreads));
+      ASSERT_TRUE(threads == kExchangeThreads ||
+                  (c.has_whole_gpu && threads == kMinExchangeThreads));
     }
     const std::int64_t returned = layout_of(c).num_return_chunks;
     ASSERT_LE(combine.num_senders, most * returned * std::min(c.ranks, kTopk));
@@ -224,7 +224,7 @@ TEST(GridTest, ReceiversAreForTheTokensOfOthers) {
   EXPECT_GE(warps(grid(0, 4096, 128)), warps(grid(128, 128, 0)));
   // Unknown limit: for a sixteenth of the maximum, up to one small CTA per SM.
   EXPECT_EQ(warps(grid(0, 128, 0)), warps(grid(8, 8, 0)));
-  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / cuda::kExchangeCtasPerSm);
+  EXPECT_EQ(grid(0, 4096, 0).num_receivers, kCtas / kExchangeCtasPerSm);
   EXPECT_EQ(warps(grid(128, 4096, 0)), warps(grid(128, 128, 0)));
 }
 

@@ -18,6 +18,7 @@
 #include "cuda/base/kernel_math.h"
 #include "cuda/exchange/stages.h"
 #include "cuda/exchange/watch.h"
+#include "plan/push_grid.h"
 #include "plan/push_layout.h"
 #include "quant/scale_layout.h"
 
@@ -62,12 +63,6 @@ struct PeerTable {
 };
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-inline constexpr int kExchangeThreads = 512;  ///< of a CTA, at most
-inline constexpr int kMinExchangeThreads = 256;
-inline constexpr int kExchangeCtasPerSm = 2;
-inline constexpr int kMinCtas = 3;  ///< of a dispatch: one of each kind
-inline constexpr int kExchangeWarps = kExchangeThreads / kLanes;
-
 struct ExchangeBase {
   PushLayout layout;
   KernelOwnership ownership;
@@ -129,35 +124,13 @@ struct ScalePlacement {
   bool are_tiled = false;
 };
 
-/// Chunks that a warp takes at a time where CTAs share all work, at most.
-inline constexpr int kMaxChunksPerItem = 16;
-
-/// Which CTAs do what: first notify CTAs, then senders, then receivers. Or, where there is much
-/// work, CTAs share it: the first num_senders take what is left of the notify tasks, then of the
-/// items to send; every CTA takes what is left to be received, the others from the start.
-struct DispatchGrid {
-  bool shares_work = false;
-  std::int32_t chunks_per_item = 1;  ///< that a warp takes at a time; 1 unless work is shared
-  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
-  std::int32_t num_notify_ctas = 1;
-  std::int32_t num_runs = 1;  ///< of tokens; each has its routes published by a CTA per rank
-  std::int32_t tokens_per_run = 1;
-  std::int32_t tokens_per_task = 1;  ///< tokens whose partials are kept by what counts for a rank
-  std::int32_t num_senders = 0;
-  std::int32_t shares = 1;  ///< warps that share the destinations of a chunk
-  std::int32_t num_receivers = 0;
+struct DispatchGrid : DispatchCtas {
   FastDivisor by_topk;    ///< num_topk
   FastDivisor by_ranks;   ///< num_ranks
   FastDivisor by_chunks;  ///< items of a row that is sent
   FastDivisor by_shares;  ///< items of all tokens
-  FastDivisor
-      by_items;  ///< of a received row; unless work is shared, the last is what is kept of it
-  FastDivisor by_slot;  ///< items of a row of every rank
-
-  int num_ctas(bool sends, bool receives) const {
-    if (shares_work) return receives ? num_receivers : num_senders;
-    return (sends ? num_notify_ctas + num_senders : 0) + (receives ? num_receivers : 0);
-  }
+  FastDivisor by_items;   ///< of a received row
+  FastDivisor by_slot;    ///< items of a row of every rank
 };
 
 struct DispatchArgs : ExchangeBase {
@@ -196,25 +169,9 @@ struct SumOutput {
   bool shared_is_aligned = false;
 };
 
-/// Chunks of a row that combine_stream.cuh copies and sums at a time.
-inline constexpr int kStreamChunks = 2;
-
-/// Which CTAs do what: first senders, then receivers. Or, where CTAs are few beside the work, every
-/// CTA takes shares of what is to be sent until none is left, as combine_stream.cuh does, and then
-/// receives its share.
-struct CombineGrid {
-  bool streams = false;
-  std::int32_t chunks_per_item = 1;         ///< where it streams: a multiple of kStreamChunks
-  std::int32_t num_warps = kExchangeWarps;  ///< of a CTA
-  std::int32_t num_senders = 0;
-  std::int32_t num_receivers = 0;
+struct CombineGrid : CombineCtas {
   FastDivisor by_items;  ///< items of a returned row
   FastDivisor by_slot;   ///< items of a returned row of every rank
-
-  int num_ctas(bool sends, bool receives) const {
-    if (streams) return num_senders;
-    return (sends ? num_senders : 0) + (receives ? num_receivers : 0);
-  }
 };
 
 /// Of the phase that a launch leaves out, `results` or `sums` is not set.

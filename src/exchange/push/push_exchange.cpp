@@ -223,8 +223,8 @@ void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
-cuda::GridRequest PushExchange::grid_request(const Slot& slot, const KernelRoom& room,
-                                             cuda::Phases phases) const {
+GridRequest PushExchange::grid_request(const Slot& slot, const KernelRoom& room,
+                                       cuda::Phases phases) const {
   return {room.num_ctas, cuda::sends(phases), cuda::receives(phases), room.is_whole_gpu,
           slot.dispatch.call_max_tokens};
 }
@@ -283,7 +283,7 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
   enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
   cuda::CombineArgs args = combine_args(slot.kernels, call);
   const KernelRoom room = room_.of(stream);
-  cuda::GridRequest request = grid_request(slot, room, phases);
+  GridRequest request = grid_request(slot, room, phases);
   request.may_stream = gpu_can_stream_ && cuda::can_stream(args, phases);
   args.grid = cuda::combine_grid(request, args.layout, slot.dispatch.tokens.count);
   cuda::record_stages(args, phases);

@@ -73,8 +73,7 @@ class PushExchange final : public ExchangeBackend {
   Slot& open(const DispatchCall& call);
   Slot& dispatch_both(const DispatchCall& call);
   void launch(const Slot& slot, cuda::Phases phases, Stream stream);
-  cuda::GridRequest grid_request(const Slot& slot, const KernelRoom& room,
-                                 cuda::Phases phases) const;
+  GridRequest grid_request(const Slot& slot, const KernelRoom& room, cuda::Phases phases) const;
   static bool is_short(const Slot& slot);
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                    Stream stream) const;

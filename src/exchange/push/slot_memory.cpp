@@ -10,13 +10,6 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kPartAlignment = 256;
-
-template <typename T>
-void carve(Carver& parts, T*& array, std::size_t count) {
-  array = reinterpret_cast<T*>(parts.carve(checked_mul(count, sizeof(T))));
-}
-
 cuda::CallState lay_out_state(Carver& parts, std::size_t ranks, std::size_t tokens,
                               std::size_t topk) {
   cuda::CallState state;
@@ -54,30 +47,6 @@ GatherMemory lay_out_gather(Carver& parts, const PushExchangeShape& shape) {
 }
 
 }  // namespace
-
-ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape, int rank,
-                                std::int64_t num_rows) {
-  const ExchangeConfig& config = shape.config;
-  const auto rows = static_cast<std::size_t>(num_rows);
-  const auto topk = static_cast<std::size_t>(config.num_topk);
-  const bool is_major = is_expert_major(config.layout);
-
-  Carver parts(base, kPartAlignment);
-  ReceivedMemory memory;
-  carve(parts, memory.rows, checked_mul(rows, shape.exchange.payload_bytes));
-  if (shape.exchange.num_scales > 0) {
-    const ScaleBlocks scales = scale_blocks(config, shape.exchange, rank, num_rows);
-    carve(parts, memory.scales, scales.num_bytes());
-  }
-  if (!is_major) carve(parts, memory.row_ids, rows * topk);
-  if (config.sends_weights) carve(parts, memory.row_weights, rows * (is_major ? 1 : topk));
-  for (const std::int64_t bytes : config.payload_bytes) {
-    carve(parts, memory.payloads.emplace_back(),
-          checked_mul(rows, static_cast<std::size_t>(bytes)));
-  }
-  memory.num_bytes = parts.used_bytes();
-  return memory;
-}
 
 SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int rank, bool keeps_ids) {
   const ExchangeConfig& config = shape.config;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// slot_memory.h: the device memory of one slot: what a call receives, and what it leaves for its
-// combine, in an allocation each.
+// slot_memory.h: the device memory of one slot: what a call leaves for its combine.
 //
-// Letters: P ranks, T tokens at most, K choices, L local experts, N rows of the receive buffer.
+// Letters: P ranks, T tokens at most, K choices, L local experts.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +11,7 @@
 
 #include "cuda/exchange/routing.h"
 #include "exchange/push/push_shape.h"
+#include "exchange/push/received_memory.h"
 
 namespace switchyard {
 
@@ -25,17 +25,7 @@ struct GatherMemory {
   cuda::ChoiceSort sort;               ///< where overflow is dropped
 };
 
-/// What comes, in a buffer of N rows. Null: the exchange has no use for it.
-struct ReceivedMemory {
-  std::byte* rows = nullptr;  ///< [N]
-  std::byte* scales = nullptr;
-  std::int32_t* row_ids = nullptr;   ///< [N, K], token-major
-  float* row_weights = nullptr;      ///< [N], or [N, K] token-major
-  std::vector<std::byte*> payloads;  ///< [N] of the configured bytes each
-  std::size_t num_bytes = 0;         ///< of all
-};
-
-/// All else. Null: the exchange has no use for it.
+/// What received_memory.h does not have. Null: the exchange has no use for it.
 struct SlotMemory {
   cuda::CallState state;
   std::int32_t* num_rows = nullptr;            ///< [L]
@@ -50,9 +40,7 @@ struct SlotMemory {
   std::size_t num_bytes = 0;  ///< of all
 };
 
-// Where each array lies in an allocation that begins at `base`. With null they only find num_bytes.
-ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape, int rank,
-                                std::int64_t num_rows);
+/// Where each array lies in an allocation that begins at `base`. With null it only finds num_bytes.
 SlotMemory lay_out_slot(std::byte* base, const PushExchangeShape& shape, int rank, bool keeps_ids);
 
 }  // namespace switchyard
