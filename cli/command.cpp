@@ -85,6 +85,7 @@ Command::Command()
       run_(add_run(app_, run_options_)),
       check_(add_check(app_, check_options_)),
       bench_(add_bench(app_, bench_options_)),
+      plan_(add_plan(app_, plan_options_)),
       quantize_(add_quantize(app_, quantize_options_)),
       doctor_(add_doctor(app_, doctor_options_)) {
   app_.get_formatter()->label("SUBCOMMAND", "VERB");
@@ -124,6 +125,7 @@ int Command::run(char** argv) {
   if (check_->parsed()) return check(check_options_, argv);
   if (bench_->parsed()) return bench(*bench_, bench_options_, argv);
   if (doctor_->parsed()) return doctor(doctor_options_);
+  if (plan_->parsed()) return plan(plan_options_);
   if (quantize_->parsed()) return quantize(*quantize_, quantize_options_);
   return cli::run(*run_, run_options_, argv);
 }

@@ -8,6 +8,7 @@
 #include "bench.h"
 #include "check.h"
 #include "doctor.h"
+#include "plan.h"
 #include "quantize.h"
 #include "run.h"
 
@@ -29,11 +30,13 @@ class Command {
   RunOptions run_options_;
   CheckOptions check_options_;
   BenchOptions bench_options_;
+  PlanOptions plan_options_;
   QuantizeOptions quantize_options_;
   DoctorOptions doctor_options_;
   const CLI::App* run_;
   const CLI::App* check_;
   const CLI::App* bench_;
+  const CLI::App* plan_;
   const CLI::App* quantize_;
   const CLI::App* doctor_;
 };

@@ -24,6 +24,7 @@ LAYERS = [  # lowest first; a layer's number is its position in this list, from 
     {"moe"},
     {"capi", "compat", "module", "mpi"},
     {"conformance", "measure"},
+    {"forecast"},
     {"cli"},
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS, 1) for folder in folders}

@@ -162,7 +162,7 @@ CallTime pull_time(const PullCosts& costs, const NetworkCosts& network, const Pu
   time.start_us = start_us + (work.network_bytes > 0 ? network.start_us : 0);
   // A copy reads as much as it writes; its rate counts the bytes once.
   const double bytes = (work.bytes_read + work.bytes_written) / 2;
-  if (bytes > 0) time.memory_us = bytes_us(bytes, part * rate_at(costs.copy, bytes));
+  if (bytes > 0) time.memory_us = bytes_us(bytes, part * rate_at(costs.copy, bytes * costs.reuse));
   time.sm_us = work.rows * row_us;
   if (work.quantized_bytes > 0) {
     time.sm_us += bytes_us(work.quantized_bytes, costs.quantize_gb_per_second);

@@ -99,6 +99,9 @@ CallTime combine_time(const PushCosts& costs, const NetworkCosts& network, const
 struct PullCosts {
   std::vector<RateAt> copy;  ///< GB/s of memcpy by all ranks at once, by bytes
   double overlap = 2;        ///< p
+  /// Bytes touched between two uses of a line / the call's bytes. A copy of the same size finds all
+  /// of its lines in a cache that holds it; calls alternate between slot sets and inputs.
+  double reuse = 1;
   double dispatch_start_us = 0;
   double dispatch_copy = 1;  ///< part of the copy's rate that it reaches
   double combine_start_us = 0;

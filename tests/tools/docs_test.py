@@ -83,9 +83,9 @@ class DocsTest(unittest.TestCase):
         self.assertGreaterEqual(len(names), 100)
         self.assertEqual(sorted(names - known), [])
 
-    def test_options_of_check_and_quantize_are_those_of_the_source(self):
+    def test_options_of_check_plan_and_quantize_are_those_of_the_source(self):
         hidden = {"--results"}
-        for verb in ("check", "quantize"):
+        for verb in ("check", "plan", "quantize"):
             source = options_of(verb) - hidden
             self.assertGreaterEqual(len(source), 7)
             page = {row[0].split()[0] for row in table_rows(f"docs/{verb}.md") if re.match("--[a-z]", row[0])}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "forecast/exchange_time.h"
+
+#include <algorithm>
+
+#include "core/fail.h"
+#include "exchange/push/push_shape.h"
+#include "quant/scheme.h"
+
+namespace switchyard::forecast {
+namespace {
+
+constexpr std::int64_t kRoutingBytes = 8;             // of a choice: an id and a weight
+constexpr std::int64_t kMaxProgrammaticTokens = 512;  // exchange/push/push_exchange.cpp
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+std::size_t contract(const measure::BenchShape& shape) {
+  return static_cast<std::size_t>(shape.reduce);
+}
+
+double busier_inside(const LinkRows& rows) {
+  return as_double(std::max(rows.inside_out, rows.inside_in));
+}
+
+double busier_across(const LinkRows& rows) {
+  return as_double(std::max(rows.across_out, rows.across_in));
+}
+
+// Between hosts rows travel as between the ranks of one host, so the window of one host's ranks
+// gives their form.
+PushLayout push_layout_of(const measure::BenchShape& shape, std::int32_t num_physical) {
+  const int num_local = shape.num_ranks / shape.num_hosts;
+  ExchangeConfig config = shape.exchange_config();
+  config.num_experts = std::max(1, num_physical / shape.num_hosts);
+  if (config.reduce == Reduce::kPerHost) config.reduce = Reduce::kPerRank;
+  return make_push_exchange_shape(config, num_local, 0).main;
+}
+
+}  // namespace
+
+ExchangeCosts::ExchangeCosts(const Machine& machine, const measure::BenchShape& shape,
+                             std::int32_t num_physical, const TimeOptions& options)
+    : machine_(&machine), shape_(shape) {
+  const std::int64_t hidden = shape.workload.hidden;
+  token_bytes_ = 2.0 * as_double(hidden);
+  const std::size_t scales =
+      num_scales(shape.scheme, hidden) == 0 ? 0 : scale_row_bytes(shape.scheme, hidden);
+  placed_bytes_ = static_cast<double>(row_bytes(shape.scheme, hidden) + scales);
+  dispatch_row_bytes_ = placed_bytes_ + as_double(kRoutingBytes * shape.workload.num_topk);
+  combine_row_bytes_ = token_bytes_;
+  if (!machine.is_gpu) return;
+  layout_ = push_layout_of(shape, num_physical);
+  GridRequest request;
+  const int sms =
+      shape.num_sms == 0 ? machine.push.num_sms : std::min(shape.num_sms, machine.push.num_sms);
+  request.max_ctas = std::max(kMinCtas, kExchangeCtasPerSm * sms);
+  request.has_whole_gpu = shape.num_sms == 0;
+  request.may_share = !options.keeps_roles;
+  request.may_stream = !options.keeps_roles && shape.reduce != Reduce::kPerExpert &&
+                       layout_.num_return_chunks % kStreamChunks == 0;
+  const auto tokens = static_cast<std::int32_t>(shape.num_tokens);
+  dispatch_ = dispatch_ctas(request, layout_, tokens);
+  combine_ = combine_ctas(request, layout_, tokens);
+}
+
+ExchangeTime ExchangeCosts::of(const RankLoad& load) const {
+  return machine_->is_gpu ? push_time(load) : pull_time(load);
+}
+
+ExchangeTime ExchangeCosts::push_time(const RankLoad& load) const {
+  const bool is_major = is_expert_major(shape_.layout);
+  PushWork work;
+  work.tokens = as_double(load.tokens + load.passed_on);
+  work.stored = as_double(load.dispatch.inside_out + load.arrivals - load.dispatch.inside_in);
+  work.arrivals = as_double(load.arrivals);
+  work.placed = as_double(is_major ? load.placed : load.arrivals);
+  work.returned = as_double(load.returned[contract(shape_)]);
+  work.partials = as_double(load.partials[contract(shape_)]);
+  work.token_bytes = token_bytes_;
+  work.placed_bytes = placed_bytes_;
+  work.quantizes = shape_.scheme.is_quantized();
+  work.wire_bytes = busier_inside(load.dispatch) * dispatch_row_bytes_;
+  work.network_bytes = busier_across(load.dispatch) * dispatch_row_bytes_;
+  const bool is_programmatic =
+      shape_.is_programmatic && shape_.num_tokens <= kMaxProgrammaticTokens;
+  ExchangeTime time;
+  time.dispatch =
+      dispatch_time(machine_->push, machine_->network, layout_, dispatch_, work, is_programmatic);
+  const LinkRows& back = load.combine[contract(shape_)];
+  work.tokens = as_double(load.tokens);
+  work.wire_bytes = busier_inside(back) * combine_row_bytes_;
+  work.network_bytes = busier_across(back) * combine_row_bytes_;
+  time.combine =
+      combine_time(machine_->push, machine_->network, layout_, combine_, work, is_programmatic);
+  return time;
+}
+
+// The bytes are those of measure/traffic.h; a rank that passes rows on reads and writes them, too.
+ExchangeTime ExchangeCosts::pull_time(const RankLoad& load) const {
+  const bool is_major = is_expert_major(shape_.layout);
+  const double row = placed_bytes_;
+  const double back = combine_row_bytes_;
+  const double placed = as_double(is_major ? load.placed : load.arrivals);
+  const double arriving = as_double(load.dispatch.inside_in);
+  PullWork work;
+  work.bytes_read = arriving * row + as_double(load.tokens) * token_bytes_;
+  work.bytes_written =
+      as_double(load.leaving) * row + placed * row + as_double(load.passed_on) * row;
+  work.quantized_bytes = shape_.scheme.is_quantized() ? as_double(load.tokens) * token_bytes_ : 0;
+  work.rows = as_double(load.arrivals) + placed;
+  work.network_bytes = busier_across(load.dispatch) * dispatch_row_bytes_;
+  ExchangeTime time;
+  time.dispatch = pull_dispatch_time(machine_->pull, machine_->network, work);
+  const LinkRows& rows = load.combine[contract(shape_)];
+  work = {};
+  work.bytes_read = placed * back + as_double(rows.inside_in + rows.across_in) * back;
+  work.bytes_written = as_double(rows.inside_out + load.tokens + rows.across_in) * back;
+  work.rows = placed + as_double(rows.inside_in + rows.across_in);
+  work.network_bytes = busier_across(rows) * back;
+  time.combine = pull_combine_time(machine_->pull, machine_->network, work);
+  return time;
+}
+
+ExchangeTime ExchangeCosts::slowest(const std::vector<RankLoad>& loads) const {
+  ExchangeTime most;
+  for (const RankLoad& load : loads) {
+    const ExchangeTime time = of(load);
+    if (time.dispatch.total_us > most.dispatch.total_us) most.dispatch = time.dispatch;
+    if (time.combine.total_us > most.combine.total_us) most.combine = time.combine;
+  }
+  return most;
+}
+
+const char* ExchangeCosts::dispatch_path() const {
+  if (!machine_->is_gpu) return "pull";
+  return dispatch_.shares_work ? "shared" : "fixed";
+}
+
+const char* ExchangeCosts::combine_path() const {
+  if (!machine_->is_gpu) return "pull";
+  return combine_.streams ? "streamed" : "fixed";
+}
+
+}  // namespace switchyard::forecast

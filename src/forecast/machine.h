@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// machine.h: the measured constants of a kind of machine, each with its source.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/cost.h"
+
+namespace switchyard::forecast {
+
+/// For the report.
+struct Constant {
+  std::string name;  ///< for example "wire"
+  std::string value;
+  std::string unit;
+  std::string source;  ///< a result file and its field, or who published it
+};
+
+struct Machine {
+  std::string name;  ///< "h200", "h100", "cpu"; the path of a file
+  std::string title;
+  bool is_gpu = true;
+  PushCosts push;  ///< GPUs
+  PullCosts pull;  ///< CPUs
+  NetworkCosts network;
+  double tflops = 0;  ///< that experts reach
+  std::vector<Constant> constants;
+};
+
+/// "h200, h100, cpu": those whose constants are part of the program.
+std::string machine_names();
+
+/// `name_or_path` is one of them, a file of the same form (docs/plan.md), or what `bench --json`
+/// wrote: its floor then replaces the constants that it measures, in those of the kind of machine
+/// that it names. Errors: kInvalidArgument, kMalformedFile, kSystem.
+Machine find_machine(const std::string& name_or_path);
+
+}  // namespace switchyard::forecast

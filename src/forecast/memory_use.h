@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// memory_use.h: what an exchange allocates on a rank, from the layout functions that allocate it.
+#pragma once
+
+#include <string>
+
+#include "measure/bench_shape.h"
+
+namespace switchyard::forecast {
+
+struct MemoryUse {
+  std::size_t window_bytes = 0;
+  std::size_t receive_bytes = 0;  ///< received rows, and messages where there are any
+  std::string obstacle;           ///< not empty: this exchange cannot be made, and why
+  std::size_t total() const { return window_bytes + receive_bytes; }
+};
+
+/// `backend`: "push" (GPUs of one host, without the state that a dispatch leaves for its combine,
+/// a few bytes per choice), "pull" (CPU ranks of one host), "messages" or "hosts".
+MemoryUse memory_use(const measure::BenchShape& shape, std::int32_t num_physical,
+                     const std::string& backend);
+
+}  // namespace switchyard::forecast

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `switchyard plan` as a user runs it: what it answers, how soon, and what it refuses.
+
+#include "plan.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include "support/command.h"
+#include "support/errors.h"
+#include "support/temp_folder.h"
+
+namespace switchyard::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+CommandResult plan(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {SWITCHYARD_CLI, "plan"});
+  return run_command(arguments);
+}
+
+nlohmann::json json_of(std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"--json", "-"});
+  const CommandResult result = plan(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  return nlohmann::json::parse(result.output);
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+void expect_refused(std::vector<std::string> arguments, const std::string& words) {
+  const CommandResult result = plan(std::move(arguments));
+  EXPECT_EQ(result.exit_code, 2) << result.output;
+  EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
+  EXPECT_THAT(result.error, AllOf(StartsWith("switchyard: "), HasSubstr(words)));
+}
+
+TEST(PlanTest, HostsMayBeGivenWithDots) {
+  EXPECT_THAT(cli::parse_hosts("1,2,4,...,32", 8), ElementsAre(1, 2, 4, 8, 16, 32));
+  EXPECT_THAT(cli::parse_hosts("1,3,...,20,21", 8), ElementsAre(1, 3, 9, 20, 21));
+  EXPECT_THAT(cli::parse_hosts("7", 8), ElementsAre(7));
+  for (const char* text : {"", "2,1", "1,1", "1,...,8", "1,2,...", "...", "0", "-1", "1,x", "1,,2",
+                           "2,3,...,8", "513", "1000000000", "99999999999999999999"}) {
+    expect_invalid("must be ascending numbers", [&] { (void)cli::parse_hosts(text, 8); });
+  }
+}
+
+TEST(PlanTest, NonsenseIsOneSentence) {
+  expect_refused({"--nic", "0"}, "--nic is 0, must be above 0");
+  expect_refused({"--nvlink", "-3"}, "--nvlink is -3, must be above 0");
+  expect_refused({"--nic", "nan"}, "--nic");
+  expect_refused({"--tflops", "0"}, "--tflops is 0, must be above 0");
+  expect_refused({"--memory-bandwidth", "0"}, "--memory-bandwidth is 0");
+  expect_refused({"--hosts", "1000000000"}, "--hosts is \"1000000000\", must be ascending numbers");
+  expect_refused({"--hosts", "64", "--redundant", "0"},
+                 "256 experts on 512 ranks, must be at least one for each; add copies with "
+                 "--redundant 256");
+  expect_refused({"--tokens", "0"}, "--tokens");
+  expect_refused({"--tokens", "1000000", "--hosts", "512"}, "choices, must be at most");
+  expect_refused({"--tokens", "2", "--micro-batches", "4"}, "4 micro-batches of 2 tokens");
+  expect_refused({"--constants", "cpu", "--sms", "8"}, "--sms 8 with constants of CPUs");
+  expect_refused({"--constants", "cpu", "--nvlink", "8"}, "--nvlink with constants of CPUs");
+  expect_refused({"--constants", "/nothing/here.json"}, "constants are \"/nothing/here.json\"");
+  expect_refused({"--workload", "deepseek-v9"}, "workload is \"deepseek-v9\"");
+  expect_refused({"--routing", "limited:8:9"}, "limited:G:M");
+  expect_refused({"--measured", "/nothing/here.json"}, "/nothing/here.json");
+  expect_refused({"--html", "/nothing/here/plan.html", "--hosts", "1"}, "--html");
+}
+
+TEST(PlanTest, WhatIsNotABenchFileIsRefused) {
+  const TempFolder folder;
+  expect_refused({"--measured", folder.write("a.json", "{\"rows\": []}")},
+                 "must be a file of `bench --json`");
+  expect_refused({"--measured", folder.write("b.json", "[1")}, "b.json");
+  const std::string measured =
+      SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";
+  expect_refused({"--constants", "cpu", "--measured", measured},
+                 "was measured on GPUs, but constants cpu are of CPUs");
+}
+
+TEST(PlanTest, AnAnswerHasTimesBytesAndMemoryOfEveryChoice) {
+  const nlohmann::json json = json_of({"--hosts", "1,2", "--tokens", "32"});
+  ASSERT_EQ(json["forecasts"].size(), 2u);
+  const nlohmann::json& two = json["forecasts"][1];
+  EXPECT_EQ(two["ranks"], 16);
+  EXPECT_GT(two["combine"]["between_bytes"], 0);
+  EXPECT_GT(two["dispatch"]["busiest_inside_bytes"], 0);
+  EXPECT_EQ(two["choices"].size(), 10u);
+  for (const nlohmann::json& choice : two["choices"]) {
+    EXPECT_EQ(choice["backend"], "hosts");
+    EXPECT_GT(choice["dispatch"]["us"], 0);
+    EXPECT_GT(choice["window_bytes"], 0);
+  }
+  const nlohmann::json& best = two["choices"][two["best"].get<std::size_t>()];
+  for (const nlohmann::json& choice : two["choices"]) {
+    const std::string layout = choice["layout"];
+    if (layout != "expanded" && layout != "batched") continue;
+    EXPECT_LE(best["layer_us"].get<double>(), 1.02 * choice["layer_us"].get<double>());
+  }
+  EXPECT_THAT(two["why"].get<std::string>(), HasSubstr("combine for"));
+  EXPECT_GT(json["machine"]["constants"].size(), 20u);
+}
+
+TEST(PlanTest, FasterLinksAndMoreSmsTakeNoLonger) {
+  const auto us = [](std::vector<std::string> more, const char* call) {
+    more.insert(more.end(), {"--hosts", "2", "--tokens", "512"});
+    const nlohmann::json json = json_of(more);
+    const nlohmann::json& one = json["forecasts"][0];
+    return one["choices"][one["best"].get<std::size_t>()][call]["us"].get<double>();
+  };
+  EXPECT_LT(us({"--nic", "100"}, "dispatch"), us({"--nic", "25"}, "dispatch"));
+  EXPECT_LT(us({"--nvlink", "900", "--nic", "1000"}, "combine"),
+            us({"--nvlink", "100", "--nic", "1000"}, "combine"));
+  EXPECT_LT(us({"--sms", "64", "--nic", "1000"}, "combine"),
+            us({"--sms", "8", "--nic", "1000"}, "combine"));
+}
+
+TEST(PlanTest, ATraceIsReplayed) {
+  const nlohmann::json json =
+      json_of({"--workload", SWITCHYARD_SOURCE_DIR "/data/tiny-moe", "--routing",
+               "trace:" SWITCHYARD_SOURCE_DIR "/data/tiny-moe/routing.safetensors",
+               "--gpus-per-host", "2", "--hosts", "2", "--tokens", "16"});
+  EXPECT_LT(json["forecasts"][0]["balance"], 1);
+  EXPECT_GT(json["forecasts"][0]["crossings_per_token"], 0);
+}
+
+TEST(PlanTest, ThePageIsWholeAndNeedsNothing) {
+  const TempFolder folder;
+  const std::string page = folder.file("plan.html");
+  ASSERT_EQ(plan({"--hosts", "1,2,4", "--tokens", "8", "--html", page}).exit_code, 0);
+  const std::string html = text_of(page);
+  EXPECT_THAT(html,
+              AllOf(StartsWith("<!doctype html>"), HasSubstr("</html>"), Not(HasSubstr("http")),
+                    Not(HasSubstr("<script")), Not(HasSubstr("nan"))));
+  EXPECT_GE(std::ranges::count(html, '\n'), 30);
+  std::size_t charts = 0;
+  for (std::size_t at = html.find("<svg"); at != html.npos; at = html.find("<svg", at + 1)) {
+    ++charts;
+  }
+  EXPECT_EQ(charts, 3u);
+}
+
+// 2048 ranks of 128 tokens are 2 million choices. The machines of tests may be busy.
+TEST(PlanTest, TwoThousandRanksAnswerSoon) {
+  const CommandResult result = plan({"--hosts", "256"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("2048"));
+  EXPECT_LT(result.seconds, 10 * SWITCHYARD_SLOWDOWN);
+}
+
+/// The files and options of a table's comment in docs/plan.md, and its lines.
+struct DocumentedTable {
+  std::vector<std::string> arguments;
+  std::string lines;
+};
+
+std::vector<DocumentedTable> documented_tables() {
+  std::vector<DocumentedTable> tables;
+  std::istringstream page(text_of(SWITCHYARD_SOURCE_DIR "/docs/plan.md"));
+  const std::string begin = "<!-- switchyard plan ";
+  for (std::string line; std::getline(page, line);) {
+    if (line.rfind(begin, 0) == 0) {
+      std::istringstream words(line.substr(begin.size()));
+      DocumentedTable& table = tables.emplace_back();
+      for (std::string word; words >> word && word != "-->";) {
+        const bool is_file = word.ends_with(".json");
+        table.arguments.push_back(is_file ? SWITCHYARD_SOURCE_DIR "/bench/results/" + word : word);
+      }
+    } else if (!tables.empty() && line.rfind("| ", 0) == 0) {
+      tables.back().lines += line + "\n";
+    }
+  }
+  return tables;
+}
+
+TEST(PlanTest, TablesOfThePageAreWhatTheCommandPrints) {
+  const std::vector<DocumentedTable> tables = documented_tables();
+  EXPECT_GE(tables.size(), 3u);
+  for (const DocumentedTable& table : tables) {
+    const CommandResult result = plan(table.arguments);
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    std::string lines;
+    std::istringstream output(result.output);
+    for (std::string line; std::getline(output, line);) {
+      if (line.rfind("| ", 0) == 0) lines += line + "\n";
+    }
+    EXPECT_EQ(lines, table.lines);
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::test

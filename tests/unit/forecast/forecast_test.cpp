@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "forecast/forecast.h"
+
+#include <gtest/gtest.h>
+
+namespace switchyard::forecast {
+namespace {
+
+Question question_of(const std::string& machine, std::int64_t tokens) {
+  Question question;
+  question.machine = find_machine(machine);
+  question.shape.workload = measure::find_workload("deepseek-v3");
+  question.shape.routing = measure::RoutingPattern::parse("uniform", 256, 8);
+  question.shape.num_tokens = tokens;
+  question.shape.scheme = schemes::kFp8Block;
+  question.experts = {300, 3000, 8};
+  return question;
+}
+
+const Choice* find(const Forecast& one, Layout layout, Reduce reduce, const std::string& backend) {
+  for (const Choice& choice : one.choices) {
+    if (choice.layout == layout && choice.reduce == reduce && choice.backend == backend) {
+      return &choice;
+    }
+  }
+  return nullptr;
+}
+
+TEST(ForecastTest, OneHostIsServedByPush) {
+  const Forecast one = forecast(question_of("h200", 128), 1);
+  EXPECT_EQ(one.num_ranks, 8);
+  EXPECT_EQ(one.crossings_per_token, 0);
+  ASSERT_GE(one.best, 0);
+  const Choice& best = one.choices[static_cast<std::size_t>(one.best)];
+  EXPECT_EQ(best.backend, "push");
+  EXPECT_EQ(best.reduce, Reduce::kPerRank);
+  const Choice* exact = find(one, best.layout, Reduce::kPerExpert, "push");
+  ASSERT_NE(exact, nullptr);
+  EXPECT_GT(exact->time.combine.total_us, best.time.combine.total_us);
+  EXPECT_EQ(find(one, Layout::kExpanded, Reduce::kPerHost, "push"), nullptr);
+  // 128 tokens x 4.3 remote ranks x 7456 bytes.
+  EXPECT_NEAR(one.dispatch.busiest_inside, 128 * 4.63 * 7456, 0.1 * 128 * 4.63 * 7456);
+  EXPECT_EQ(one.dispatch.across, 0);
+}
+
+TEST(ForecastTest, BetweenHostsOneSumPerHostSavesBytes) {
+  const Forecast two = forecast(question_of("h200", 128), 4);
+  const Choice* per_host = find(two, Layout::kExpanded, Reduce::kPerHost, "hosts");
+  const Choice* per_rank = find(two, Layout::kExpanded, Reduce::kPerRank, "hosts");
+  ASSERT_TRUE(per_host != nullptr && per_rank != nullptr);
+  EXPECT_LT(per_host->time.combine.network_us, per_rank->time.combine.network_us);
+  EXPECT_GT(two.crossings_per_token, 2);
+  EXPECT_LT(two.crossings_per_token, 3);
+  ASSERT_GE(two.best, 0);
+  EXPECT_EQ(two.choices[static_cast<std::size_t>(two.best)].reduce, Reduce::kPerHost);
+}
+
+TEST(ForecastTest, MemoryLimitsTheChoice) {
+  Question question = question_of("h200", 128);
+  question.max_memory_bytes = 1e6;
+  const Forecast none = forecast(question, 1);
+  EXPECT_EQ(none.best, -1);
+  EXPECT_TRUE(none.why.empty());
+  question.max_memory_bytes = 0.2e9;  // batched takes more
+  const Forecast some = forecast(question, 1);
+  ASSERT_GE(some.best, 0);
+  EXPECT_EQ(some.choices[static_cast<std::size_t>(some.best)].layout, Layout::kExpanded);
+}
+
+TEST(ForecastTest, MicroBatchesOverlapCallsAndExperts) {
+  Question question = question_of("h200", 4096);
+  const Forecast whole = forecast(question, 1);
+  question.num_batches = 2;
+  const Forecast halves = forecast(question, 1);
+  ASSERT_TRUE(whole.best >= 0 && halves.best >= 0);
+  const double serial = whole.choices[static_cast<std::size_t>(whole.best)].layer_us;
+  const double overlapped = halves.choices[static_cast<std::size_t>(halves.best)].layer_us;
+  EXPECT_LT(overlapped, serial);
+  EXPECT_GT(overlapped, serial / 2);
+}
+
+TEST(ForecastTest, CpuRanksHaveMessagesToo) {
+  Question question = question_of("cpu", 16);
+  question.ranks_per_host = 2;
+  const Forecast one = forecast(question, 2);
+  const Choice* messages = find(one, Layout::kExpanded, Reduce::kPerRank, "messages");
+  ASSERT_NE(messages, nullptr);
+  EXPECT_FALSE(messages->is_timed);
+  EXPECT_GT(messages->memory.total(), 0u);
+  ASSERT_GE(one.best, 0);
+  EXPECT_EQ(one.choices[static_cast<std::size_t>(one.best)].backend, "hosts");
+}
+
+}  // namespace
+}  // namespace switchyard::forecast

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "forecast/memory_use.h"
+
+#include <gtest/gtest.h>
+
+namespace switchyard::forecast {
+namespace {
+
+measure::BenchShape shape_of(int num_ranks, int num_hosts, std::int64_t tokens) {
+  measure::BenchShape shape;
+  shape.workload = measure::find_workload("deepseek-v3");
+  shape.num_ranks = num_ranks;
+  shape.num_hosts = num_hosts;
+  shape.num_tokens = tokens;
+  shape.scheme = schemes::kFp8Block;
+  return shape;
+}
+
+TEST(MemoryUseTest, PullIsWhatTheExchangeStates) {
+  const measure::BenchShape shape = shape_of(4, 1, 128);
+  const ExchangeMemory stated = exchange_memory(shape.exchange_config(), 4, 0);
+  const MemoryUse use = memory_use(shape, 256, "pull");
+  EXPECT_EQ(use.window_bytes, stated.window_bytes);
+  EXPECT_EQ(use.receive_bytes, stated.receive_bytes);
+}
+
+// docs/design.md: 8 ranks, top-8, hidden 7168, fp8 rows, bf16 returns.
+TEST(MemoryUseTest, PushWindowsAreThoseOfTheDesignPage) {
+  EXPECT_NEAR(static_cast<double>(memory_use(shape_of(8, 1, 4096), 256, "push").window_bytes),
+              1.03e9, 0.01e9);
+  EXPECT_NEAR(static_cast<double>(memory_use(shape_of(8, 1, 128), 256, "push").window_bytes), 32e6,
+              0.5e6);
+}
+
+TEST(MemoryUseTest, MessagesHaveNoWindowAndHostsHaveParts) {
+  const measure::BenchShape shape = shape_of(16, 2, 128);
+  const MemoryUse messages = memory_use(shape, 256, "messages");
+  EXPECT_EQ(messages.window_bytes, 0u);
+  EXPECT_GT(messages.receive_bytes, memory_use(shape, 256, "pull").receive_bytes);
+  const MemoryUse hosts = memory_use(shape, 256, "hosts");
+  EXPECT_GT(hosts.window_bytes, memory_use(shape, 256, "pull").window_bytes);
+}
+
+TEST(MemoryUseTest, WhatCannotBeMadeSaysWhy) {
+  EXPECT_NE(memory_use(shape_of(128, 1, 128), 256, "push").obstacle.find("128 ranks"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace switchyard::forecast
