@@ -193,7 +193,7 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
   verb->add_option("--tokens", options.tokens, "of each rank")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
       ->capture_default_str();
-  verb->add_option("--gpus-per-host,--ranks-per-host", options.ranks_per_host, "ranks of a host")
+  verb->add_option("--gpus-per-host", options.ranks_per_host, "ranks of a host")
       ->check(CLI::Range(1, kMaxPlannedRanks))
       ->capture_default_str();
   verb->add_option("--hosts", options.hosts, "N,N,...; dots continue at the ratio before them")
