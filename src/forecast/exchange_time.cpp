@@ -16,9 +16,7 @@ constexpr std::int64_t kMaxProgrammaticTokens = 512;  // exchange/push/push_exch
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
-std::size_t contract(const measure::BenchShape& shape) {
-  return static_cast<std::size_t>(shape.reduce);
-}
+std::size_t contract(const HostsShape& shape) { return static_cast<std::size_t>(shape.reduce); }
 
 double busier_inside(const LinkRows& rows) {
   return as_double(std::max(rows.inside_out, rows.inside_in));
@@ -30,7 +28,7 @@ double busier_across(const LinkRows& rows) {
 
 // Between hosts rows travel as between the ranks of one host, so the window of one host's ranks
 // gives their form.
-PushLayout push_layout_of(const measure::BenchShape& shape, std::int32_t num_physical) {
+PushLayout push_layout_of(const HostsShape& shape, std::int32_t num_physical) {
   const int num_local = shape.num_ranks / shape.num_hosts;
   ExchangeConfig config = shape.exchange_config();
   config.num_experts = std::max(1, num_physical / shape.num_hosts);
@@ -40,7 +38,7 @@ PushLayout push_layout_of(const measure::BenchShape& shape, std::int32_t num_phy
 
 }  // namespace
 
-ExchangeCosts::ExchangeCosts(const Machine& machine, const measure::BenchShape& shape,
+ExchangeCosts::ExchangeCosts(const Machine& machine, const HostsShape& shape,
                              std::int32_t num_physical, const TimeOptions& options)
     : machine_(&machine), shape_(shape) {
   const std::int64_t hidden = shape.workload.hidden;

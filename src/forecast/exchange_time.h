@@ -6,8 +6,8 @@
 
 #include <vector>
 
+#include "forecast/hosts_shape.h"
 #include "forecast/machine.h"
-#include "measure/bench_shape.h"
 #include "plan/exchange_load.h"
 
 namespace switchyard::forecast {
@@ -27,7 +27,7 @@ struct TimeOptions {
 class ExchangeCosts {
  public:
   /// Errors: kInvalidArgument, kNotSupported: as the exchange itself.
-  ExchangeCosts(const Machine& machine, const measure::BenchShape& shape, std::int32_t num_physical,
+  ExchangeCosts(const Machine& machine, const HostsShape& shape, std::int32_t num_physical,
                 const TimeOptions& options = {});
 
   ExchangeTime of(const RankLoad& load) const;
@@ -46,7 +46,7 @@ class ExchangeCosts {
   ExchangeTime pull_time(const RankLoad& load) const;
 
   const Machine* machine_;
-  measure::BenchShape shape_;
+  HostsShape shape_;
   PushLayout layout_;
   DispatchCtas dispatch_;
   CombineCtas combine_;

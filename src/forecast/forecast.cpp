@@ -15,8 +15,8 @@ namespace {
 // Differences below this are less than the model's error.
 constexpr double kSameTime = 1.02;
 
-measure::BenchShape shape_of(const Question& question, int num_hosts) {
-  measure::BenchShape shape = question.shape;
+HostsShape shape_of(const Question& question, int num_hosts) {
+  HostsShape shape = question.shape;
   shape.num_hosts = num_hosts;
   shape.num_ranks = num_hosts * question.ranks_per_host;
   return shape;
@@ -111,7 +111,7 @@ class Forecaster {
       choice.backend = backend;
       choice.is_timed = backend != "messages";
       if (reduce == Reduce::kPerHost && backend == "messages") continue;
-      measure::BenchShape shape = shape_;
+      HostsShape shape = shape_;
       shape.layout = layout;
       shape.reduce = reduce;
       choice.memory = memory_use(shape, whole_.num_physical, backend);
@@ -120,7 +120,7 @@ class Forecaster {
     }
   }
 
-  void set_times(Choice& choice, measure::BenchShape shape) {
+  void set_times(Choice& choice, HostsShape shape) {
     const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
     choice.time = costs.slowest(whole_.loads);
     ExchangeTime part = choice.time;
@@ -162,7 +162,7 @@ class Forecaster {
 
   void describe_best() {
     const Choice& best = result_.choices[static_cast<std::size_t>(result_.best)];
-    measure::BenchShape shape = shape_;
+    HostsShape shape = shape_;
     shape.layout = best.layout;
     shape.reduce = best.reduce;
     const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
@@ -206,8 +206,8 @@ class Forecaster {
   }
 
   const Question& question_;
-  measure::BenchShape shape_;
-  measure::BenchShape part_shape_;  ///< of a micro-batch
+  HostsShape shape_;
+  HostsShape part_shape_;  ///< of a micro-batch
   Placement placement_;
   Simulation whole_;
   Simulation part_;

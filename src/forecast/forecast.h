@@ -17,7 +17,7 @@ namespace switchyard::forecast {
 
 struct Question {
   Machine machine;
-  measure::BenchShape shape;  ///< ranks and hosts are set for each forecast
+  HostsShape shape;  ///< ranks and hosts are set for each forecast
   int ranks_per_host = 8;
   std::int32_t num_redundant = -1;  ///< -1: as few as give every rank equally many experts
   bool is_balanced = false;

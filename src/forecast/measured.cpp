@@ -14,7 +14,6 @@
 namespace switchyard::forecast {
 namespace {
 
-using measure::BenchShape;
 using measure::Operation;
 using nlohmann::json;
 
@@ -22,11 +21,11 @@ constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 constexpr std::int32_t kMax = 1 << 30;
 constexpr std::int64_t kNumIterations = 3;  // whose median is taken
 
-BenchShape common_shape(const json& document, const std::string& path) {
+HostsShape common_shape(const json& document, const std::string& path) {
   const JsonObject object(document, path, "plan");
   const JsonObject workload(object.value("workload"), path, "plan");
   const JsonObject settings(object.value("settings"), path, "plan");
-  BenchShape shape;
+  HostsShape shape;
   shape.workload.name = workload.text_or("name", "");
   shape.workload.hidden = workload.integer("hidden", 1, kMax);
   shape.workload.num_experts = workload.integer("experts", 1, 65535);
@@ -56,7 +55,7 @@ BenchShape common_shape(const json& document, const std::string& path) {
   return shape;
 }
 
-double time_of(const BenchShape& shape, const ExchangeTime& time) {
+double time_of(const HostsShape& shape, const ExchangeTime& time) {
   switch (shape.operation) {
     case Operation::kDispatch: return time.dispatch.total_us;
     case Operation::kCombine: return time.combine.total_us;
@@ -77,7 +76,7 @@ MeasuredFile read_measured(const std::string& path) {
   require(has_rows, Errc::kMalformedFile,
           "plan: {}: no device, settings and rows, must be a file of `bench --json`", path);
   file.is_gpu = device == "cuda";
-  const BenchShape common = common_shape(document, path);
+  const HostsShape common = common_shape(document, path);
   for (const json& one : object.value("rows")) {
     const JsonObject from(one, path, "plan");
     if (!from.has("p50_us")) continue;  // left out

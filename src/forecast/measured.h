@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "forecast/hosts_shape.h"
 #include "forecast/machine.h"
-#include "measure/bench_shape.h"
 
 namespace switchyard::forecast {
 
 struct MeasuredRow {
-  measure::BenchShape shape;
+  HostsShape shape;
   std::string date;
   double measured_us = 0;  ///< of one operation, also where several make an iteration
   double predicted_us = 0;

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "measure/bench_shape.h"
+#include "forecast/hosts_shape.h"
 
 namespace switchyard::forecast {
 
@@ -18,7 +18,7 @@ struct MemoryUse {
 
 /// `backend`: "push" (GPUs of one host, without the state that a dispatch leaves for its combine,
 /// a few bytes per choice), "pull" (CPU ranks of one host), "messages" or "hosts".
-MemoryUse memory_use(const measure::BenchShape& shape, std::int32_t num_physical,
+MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical,
                      const std::string& backend);
 
 }  // namespace switchyard::forecast

@@ -19,7 +19,7 @@ constexpr std::int64_t kEarlier = 1'000'003;
 
 using Ids = std::vector<std::vector<std::int32_t>>;  // of each rank
 
-Ids draw(const measure::BenchShape& shape, std::int64_t iteration) {
+Ids draw(const HostsShape& shape, std::int64_t iteration) {
   const auto num_ranks = static_cast<std::size_t>(shape.num_ranks);
   Ids ids(num_ranks);
   const auto num_threads = std::min<std::size_t>(std::max(1u, std::thread::hardware_concurrency()),
@@ -46,7 +46,7 @@ std::vector<std::int64_t> load_of(const Ids& ids, std::int32_t num_experts) {
   return load;
 }
 
-std::vector<std::int32_t> place(const measure::BenchShape& shape, const Placement& placement) {
+std::vector<std::int32_t> place(const HostsShape& shape, const Placement& placement) {
   const std::int32_t num_experts = shape.workload.num_experts;
   if (!placement.is_balanced) {
     return initial_physical_to_logical(num_experts, placement.num_redundant);
@@ -86,8 +86,7 @@ std::int32_t min_redundant(std::int32_t num_experts, int num_ranks) {
   return align_up(num_experts, num_ranks) - num_experts;
 }
 
-Simulation simulate(const measure::BenchShape& shape, const Placement& placement,
-                    std::int64_t iteration) {
+Simulation simulate(const HostsShape& shape, const Placement& placement, std::int64_t iteration) {
   Simulation result;
   const std::int32_t num_topk = shape.workload.num_topk;
   result.num_physical = shape.workload.num_experts + placement.num_redundant;

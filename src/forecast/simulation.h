@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "measure/bench_shape.h"
+#include "forecast/hosts_shape.h"
 #include "plan/exchange_load.h"
 
 namespace switchyard::forecast {
@@ -34,7 +34,6 @@ struct Simulation {
 ///
 /// Errors: kInvalidArgument (hosts that do not divide ranks, too few experts for the ranks, copies
 /// that do not divide evenly), and those of a trace.
-Simulation simulate(const measure::BenchShape& shape, const Placement& placement,
-                    std::int64_t iteration);
+Simulation simulate(const HostsShape& shape, const Placement& placement, std::int64_t iteration);
 
 }  // namespace switchyard::forecast

@@ -7,8 +7,8 @@
 namespace switchyard::forecast {
 namespace {
 
-measure::BenchShape shape_of(int num_ranks, int num_hosts, std::int64_t tokens) {
-  measure::BenchShape shape;
+HostsShape shape_of(int num_ranks, int num_hosts, std::int64_t tokens) {
+  HostsShape shape;
   shape.workload = measure::find_workload("deepseek-v3");
   shape.num_ranks = num_ranks;
   shape.num_hosts = num_hosts;
@@ -18,7 +18,7 @@ measure::BenchShape shape_of(int num_ranks, int num_hosts, std::int64_t tokens) 
 }
 
 TEST(MemoryUseTest, PullIsWhatTheExchangeStates) {
-  const measure::BenchShape shape = shape_of(4, 1, 128);
+  const HostsShape shape = shape_of(4, 1, 128);
   const ExchangeMemory stated = exchange_memory(shape.exchange_config(), 4, 0);
   const MemoryUse use = memory_use(shape, 256, "pull");
   EXPECT_EQ(use.window_bytes, stated.window_bytes);
@@ -34,7 +34,7 @@ TEST(MemoryUseTest, PushWindowsAreThoseOfTheDesignPage) {
 }
 
 TEST(MemoryUseTest, MessagesHaveNoWindowAndHostsHaveParts) {
-  const measure::BenchShape shape = shape_of(16, 2, 128);
+  const HostsShape shape = shape_of(16, 2, 128);
   const MemoryUse messages = memory_use(shape, 256, "messages");
   EXPECT_EQ(messages.window_bytes, 0u);
   EXPECT_GT(messages.receive_bytes, memory_use(shape, 256, "pull").receive_bytes);

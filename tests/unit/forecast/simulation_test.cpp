@@ -13,8 +13,8 @@ namespace {
 
 using test::expect_invalid;
 
-measure::BenchShape shape_of(int num_ranks, int num_hosts, const std::string& routing) {
-  measure::BenchShape shape;
+HostsShape shape_of(int num_ranks, int num_hosts, const std::string& routing) {
+  HostsShape shape;
   shape.workload = measure::find_workload("deepseek-v3");
   shape.routing = measure::RoutingPattern::parse(routing, 256, 8);
   shape.num_ranks = num_ranks;
@@ -54,7 +54,7 @@ TEST(SimulationTest, LimitedRoutingCrossesToFewHosts) {
 }
 
 TEST(SimulationTest, BalancingWithCopiesEvensOutASkewedLoad) {
-  const measure::BenchShape shape = shape_of(8, 1, "zipf:1.2");
+  const HostsShape shape = shape_of(8, 1, "zipf:1.2");
   const double in_order = simulate(shape, {0, false}, 0).balance;
   const Simulation balanced = simulate(shape, {64, true}, 0);
   EXPECT_EQ(balanced.num_physical, 320);
@@ -66,7 +66,7 @@ TEST(SimulationTest, MoreRanksThanExpertsNeedCopies) {
   EXPECT_EQ(min_redundant(256, 512), 256);
   EXPECT_EQ(min_redundant(384, 256), 128);
   EXPECT_EQ(min_redundant(256, 64), 0);
-  const measure::BenchShape shape = shape_of(512, 64, "uniform");
+  const HostsShape shape = shape_of(512, 64, "uniform");
   expect_invalid(
       "256 experts on 512 ranks, must be at least one for each; add copies with "
       "--redundant 256",
