@@ -37,8 +37,7 @@ ExchangeOptions options_of(const StressCase& c, const StressOptions& wanted) {
   int num_gpus = 1;
   cuda::check_cuda(cudaGetDeviceCount(&num_gpus), "cudaGetDeviceCount");
   const int sharing = (c.shape.num_ranks + num_gpus - 1) / num_gpus;
-  const int most =
-      kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
+  const int most = kExchangeCtasPerSm * attribute(cudaDevAttrMultiProcessorCount) / c.num_lanes;
   ExchangeOptions options;
   options.device = Device::cuda(current_gpu());
   options.programmatic_launch = c.programmatic;
