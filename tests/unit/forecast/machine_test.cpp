@@ -55,10 +55,11 @@ TEST(MachineTest, ABenchFileReplacesWhatItMeasured) {
   const TempFolder folder;
   json document{{"device", "cuda"}, {"machine", {{"gpu", "8x NVIDIA H200"}}}};
   json floor{{"start_us", 4.5}, {"saved_us", 0.5}};
-  floor["constants"] = {{{"name", "copy"}, {"value", 1234}}};
+  // Braces around one json mean an array to g++ and a copy to clang.
+  floor["constants"] = json::array({{{"name", "copy"}, {"value", 1234}}});
   floor["wire"]["tried"] = {{{"by", "16-byte stores"}, {"ctas", 8}, {"gb_per_second", 300}},
                             {{"by", "16-byte loads"}, {"ctas", 8}, {"gb_per_second", 200}}};
-  document["floors"] = {floor};
+  document["floors"] = json::array({floor});
   const std::string file = written(folder, document);
   const Machine machine = find_machine(file);
   EXPECT_EQ(machine.push.start_us, 4.5);
