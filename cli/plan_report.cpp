@@ -2,6 +2,8 @@
 
 #include "plan_report.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 

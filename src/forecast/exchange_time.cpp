@@ -11,20 +11,11 @@
 namespace switchyard::forecast {
 namespace {
 
-constexpr std::int64_t kRoutingBytes = 8;             // of a choice: an id and a weight
-constexpr std::int64_t kMaxProgrammaticTokens = 512;  // exchange/push/push_exchange.cpp
+constexpr std::int64_t kRoutingBytes = 8;  // of a choice: an id and a weight
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 std::size_t contract(const HostsShape& shape) { return static_cast<std::size_t>(shape.reduce); }
-
-double busier_inside(const LinkRows& rows) {
-  return as_double(std::max(rows.inside_out, rows.inside_in));
-}
-
-double busier_across(const LinkRows& rows) {
-  return as_double(std::max(rows.across_out, rows.across_in));
-}
 
 // Between hosts rows travel as between the ranks of one host, so the window of one host's ranks
 // gives their form.
@@ -79,8 +70,8 @@ ExchangeTime ExchangeCosts::push_time(const RankLoad& load) const {
   work.token_bytes = token_bytes_;
   work.placed_bytes = placed_bytes_;
   work.quantizes = shape_.scheme.is_quantized();
-  work.wire_bytes = busier_inside(load.dispatch) * dispatch_row_bytes_;
-  work.network_bytes = busier_across(load.dispatch) * dispatch_row_bytes_;
+  work.wire_bytes = as_double(load.dispatch.busier_inside()) * dispatch_row_bytes_;
+  work.network_bytes = as_double(load.dispatch.busier_across()) * dispatch_row_bytes_;
   const bool is_programmatic =
       shape_.is_programmatic && shape_.num_tokens <= kMaxProgrammaticTokens;
   ExchangeTime time;
@@ -88,8 +79,8 @@ ExchangeTime ExchangeCosts::push_time(const RankLoad& load) const {
       dispatch_time(machine_->push, machine_->network, layout_, dispatch_, work, is_programmatic);
   const LinkRows& back = load.combine[contract(shape_)];
   work.tokens = as_double(load.tokens);
-  work.wire_bytes = busier_inside(back) * combine_row_bytes_;
-  work.network_bytes = busier_across(back) * combine_row_bytes_;
+  work.wire_bytes = as_double(back.busier_inside()) * combine_row_bytes_;
+  work.network_bytes = as_double(back.busier_across()) * combine_row_bytes_;
   time.combine =
       combine_time(machine_->push, machine_->network, layout_, combine_, work, is_programmatic);
   return time;
@@ -108,7 +99,7 @@ ExchangeTime ExchangeCosts::pull_time(const RankLoad& load) const {
       as_double(load.leaving) * row + placed * row + as_double(load.passed_on) * row;
   work.quantized_bytes = shape_.scheme.is_quantized() ? as_double(load.tokens) * token_bytes_ : 0;
   work.rows = as_double(load.arrivals) + placed;
-  work.network_bytes = busier_across(load.dispatch) * dispatch_row_bytes_;
+  work.network_bytes = as_double(load.dispatch.busier_across()) * dispatch_row_bytes_;
   ExchangeTime time;
   time.dispatch = pull_dispatch_time(machine_->pull, machine_->network, work);
   const LinkRows& rows = load.combine[contract(shape_)];
@@ -116,7 +107,7 @@ ExchangeTime ExchangeCosts::pull_time(const RankLoad& load) const {
   work.bytes_read = placed * back + as_double(rows.inside_in + rows.across_in) * back;
   work.bytes_written = as_double(rows.inside_out + load.tokens + rows.across_in) * back;
   work.rows = placed + as_double(rows.inside_in + rows.across_in);
-  work.network_bytes = busier_across(rows) * back;
+  work.network_bytes = as_double(rows.busier_across()) * back;
   time.combine = pull_combine_time(machine_->pull, machine_->network, work);
   return time;
 }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/fail.h"
+#include "core/round_up.h"
 
 namespace switchyard::forecast {
 namespace {
@@ -35,11 +36,9 @@ LinkBytes bytes_of(const std::vector<RankLoad>& loads, double row_bytes,
     bytes.inside += static_cast<double>(rows.inside_out) * row_bytes;
     bytes.across += static_cast<double>(rows.across_out) * row_bytes;
     bytes.busiest_inside =
-        std::max(bytes.busiest_inside,
-                 static_cast<double>(std::max(rows.inside_out, rows.inside_in)) * row_bytes);
+        std::max(bytes.busiest_inside, static_cast<double>(rows.busier_inside()) * row_bytes);
     bytes.busiest_across =
-        std::max(bytes.busiest_across,
-                 static_cast<double>(std::max(rows.across_out, rows.across_in)) * row_bytes);
+        std::max(bytes.busiest_across, static_cast<double>(rows.busier_across()) * row_bytes);
   }
   return bytes;
 }
@@ -66,7 +65,7 @@ class Forecaster {
     count_ways();
     ExpertCosts costs = question_.experts;
     if (question_.num_batches > 1) costs.free_sms = free_sms();
-    const std::int32_t held = (whole_.num_physical + shape_.num_ranks - 1) / shape_.num_ranks;
+    const std::int32_t held = cdiv(whole_.num_physical, shape_.num_ranks);
     result_.experts_us = experts_us(costs, shape_.workload, held, part_.loads);
     for (const Layout layout :
          {Layout::kExpanded, Layout::kBatched, Layout::kCompact, Layout::kByRank}) {

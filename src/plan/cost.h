@@ -88,7 +88,7 @@ struct CallTime {
   const char* bound() const;
 };
 
-/// `is_programmatic`: launched while the kernel ahead ends. `num_sms` of the operation's budget.
+/// `is_programmatic`: launched while the kernel ahead ends.
 CallTime dispatch_time(const PushCosts& costs, const NetworkCosts& network,
                        const PushLayout& layout, const DispatchCtas& grid, const PushWork& work,
                        bool is_programmatic);

@@ -24,6 +24,10 @@ struct LinkRows {
   std::int64_t across_out = 0;  ///< to other hosts
   std::int64_t across_in = 0;
 
+  // In the busier direction.
+  std::int64_t busier_inside() const { return inside_out > inside_in ? inside_out : inside_in; }
+  std::int64_t busier_across() const { return across_out > across_in ? across_out : across_in; }
+
   friend bool operator==(const LinkRows&, const LinkRows&) = default;
 };
 

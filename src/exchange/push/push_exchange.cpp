@@ -19,9 +19,6 @@ namespace switchyard {
 namespace {
 
 constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
-// CTAs that are resident early take room from long kernels. On 2 H200 a pair of 128 tokens takes 23
-// instead of 25 us with programmatic launches, one of 4096 tokens 442 instead of 419.
-constexpr std::int64_t kMaxProgrammaticTokens = 512;
 
 }  // namespace
 
