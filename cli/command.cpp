@@ -125,7 +125,7 @@ int Command::run(char** argv) {
   if (check_->parsed()) return check(check_options_, argv);
   if (bench_->parsed()) return bench(*bench_, bench_options_, argv);
   if (doctor_->parsed()) return doctor(doctor_options_);
-  if (plan_->parsed()) return plan(plan_options_);
+  if (plan_->parsed()) return plan(*plan_, plan_options_);
   if (quantize_->parsed()) return quantize(*quantize_, quantize_options_);
   return cli::run(*run_, run_options_, argv);
 }

@@ -3,8 +3,10 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <string_view>
 
 #include "common_options.h"
 #include "core/fail.h"
@@ -27,12 +29,39 @@ void check_rate(const char* option, double value, double most) {
           "plan: {} is {}, must be above 0 and at most {}", option, value, most);
 }
 
-void scale_wire(forecast::Machine& machine, double gb_per_second) {
+// CLI::Range lets NaN pass.
+void check_memory(double gb) {
+  constexpr double kMaxGb = 1e6;
+  require(gb >= 0 && gb <= kMaxGb, Errc::kInvalidArgument,
+          "plan: --memory is {}, must be from 0, which means any, to {}", gb, kMaxGb);
+}
+
+/// All else is said by the files. Errors: kInvalidArgument.
+void check_beside_measured(const CLI::App& verb) {
+  constexpr std::array<std::string_view, 4> kAllowed{"--measured", "--fixed-roles", "--constants",
+                                                     "--json"};
+  for (const CLI::Option* option : verb.get_options()) {
+    const std::string name = option->get_name();
+    const bool is_allowed =
+        option->count() == 0 || std::ranges::find(kAllowed, name) != kAllowed.end();
+    require(is_allowed, Errc::kInvalidArgument,
+            "plan: {} beside --measured, whose files say all but --constants; leave {} out", name,
+            name);
+  }
+}
+
+void check_sms(const PlanOptions& options, const forecast::Machine& machine) {
+  if (options.sms == 0) return;
   require(machine.is_gpu, Errc::kInvalidArgument,
-          "plan: --nvlink with constants of CPUs, must be constants of GPUs");
-  double most = 0;
-  for (const RateAt& rate : machine.push.wire) most = std::max(most, rate.gb_per_second);
-  for (RateAt& rate : machine.push.wire) rate.gb_per_second *= gb_per_second / most;
+          "plan: --sms {} with constants of CPUs, must be constants of GPUs", options.sms);
+  const int all = machine.push.num_sms;
+  require(options.sms <= all, Errc::kInvalidArgument,
+          "plan: --sms is {}, must be at most {}, as many as {} has", options.sms, all,
+          machine.name);
+  require(options.micro_batches == 1 || options.sms < all, Errc::kInvalidArgument,
+          "plan: --sms {} of {} with --micro-batches {} leaves no SM for experts, must be at most "
+          "{}; or leave --sms out",
+          options.sms, all, options.micro_batches, all - 1);
 }
 
 forecast::Machine machine_of(const PlanOptions& options) {
@@ -41,11 +70,15 @@ forecast::Machine machine_of(const PlanOptions& options) {
   constexpr double kMaxRate = 1e6;
   if (options.nvlink) {
     check_rate("--nvlink", *options.nvlink, kMaxRate);
-    scale_wire(machine, *options.nvlink);
+    set_wire(machine, *options.nvlink, "--nvlink");
   }
   if (options.nic) {
     check_rate("--nic", *options.nic, kMaxRate);
-    machine.network.gb_per_second = *options.nic;
+    set_network(machine, *options.nic, "--nic");
+  }
+  if (options.tflops) {
+    check_rate("--tflops", *options.tflops, kMaxRate);
+    set_tflops(machine, *options.tflops, "--tflops");
   }
   return machine;
 }
@@ -77,7 +110,8 @@ std::vector<forecast::Forecast> run(const PlanOptions& options,
 
 void add_machine_options(CLI::App* verb, PlanOptions& options) {
   verb->add_option("--constants", options.constants,
-                   "h200, h100, cpu, a file of constants, or of bench --json; default: h200");
+                   "h200, h100, cpu, a file of constants, or of bench --json; default: h200, with "
+                   "--measured the files' device");
   verb->add_option("--nvlink", options.nvlink,
                    "GB/s that leave a GPU inside a host; default: the constants'");
   verb->add_option("--nic", options.nic,
@@ -89,18 +123,20 @@ void add_machine_options(CLI::App* verb, PlanOptions& options) {
   verb->add_option("--weight-bits", options.weight_bits, "of an expert's weight")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  verb->add_option("--sms", options.sms, "SMs that an operation may take; 0: all")
+  verb->add_option("--sms", options.sms,
+                   "SMs that an operation may take; 0: all; with micro-batches, experts have the "
+                   "others")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   verb->add_option("--memory", options.max_memory,
                    "GB that the exchange may take on a rank; 0: any")
-      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
 }
 
 void add_other_options(CLI::App* verb, PlanOptions& options) {
   verb->add_option("--measured", options.measured,
-                   "predictions beside the rows of these files of bench --json, nothing else")
+                   "predictions beside the rows of these files of bench --json, nothing else; "
+                   "beside it only --constants, --fixed-roles and --json")
       ->type_name("FILE ...");
   verb->add_flag("--fixed-roles", options.fixed_roles,
                  "with --measured: files of builds in which each CTA keeps one role");
@@ -172,13 +208,12 @@ forecast::Question plan_question(const PlanOptions& options) {
   require(options.micro_batches <= options.tokens, Errc::kInvalidArgument,
           "plan: {} micro-batches of {} tokens, must be at most as many as tokens",
           options.micro_batches, options.tokens);
-  require(options.sms == 0 || question.machine.is_gpu, Errc::kInvalidArgument,
-          "plan: --sms {} with constants of CPUs, must be constants of GPUs", options.sms);
+  check_sms(options, question.machine);
+  check_memory(options.max_memory);
   forecast::ExpertCosts& experts = question.experts;
-  experts.tflops = options.tflops.value_or(question.machine.tflops);
+  experts.tflops = question.machine.tflops;
   experts.weight_gb_per_second = options.memory_bandwidth.value_or(weight_rate(question.machine));
   experts.weight_bits = options.weight_bits;
-  check_rate("--tflops", experts.tflops, 1e6);
   check_rate("--memory-bandwidth", experts.weight_gb_per_second, 1e7);
   return question;
 }
@@ -213,7 +248,8 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
                          "fp8_token", "int8_token", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,
-                   "into which a rank's tokens are split, so that calls and experts overlap")
+                   "into which a rank's tokens are split, so that calls and experts overlap; on "
+                   "GPUs best with --sms")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   add_machine_options(verb, options);
@@ -221,7 +257,10 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
   return verb;
 }
 
-int plan(const PlanOptions& options) {
+int plan(const CLI::App& verb, const PlanOptions& options) {
+  if (!options.measured.empty()) check_beside_measured(verb);
+  require(!options.fixed_roles || !options.measured.empty(), Errc::kInvalidArgument,
+          "plan: --fixed-roles without --measured, to whose files it belongs; leave it out");
   check_json("plan", options.json);
   if (!options.html.empty()) check_output_path("plan: --html", options.html);
   if (!options.measured.empty()) {

@@ -44,7 +44,7 @@ struct PlanOptions {
 CLI::App* add_plan(CLI::App& app, PlanOptions& options);
 
 /// Returns the exit code.
-int plan(const PlanOptions& options);
+int plan(const CLI::App& verb, const PlanOptions& options);
 
 /// What the options ask, without the number of hosts. Errors: kInvalidArgument, kMalformedFile,
 /// kNotSupported, kSystem.

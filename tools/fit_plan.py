@@ -58,6 +58,7 @@ FIT_START = {
         "quantize_gb_per_second": 20, "dispatch_row_us": 0.1, "combine_row_us": 0.3,
     },
 }
+LEAST = {"overlap": 1.0}  # at which nothing overlaps; `plan` refuses less
 TITLES = {"h200": "NVIDIA H200 (NVLink 4)", "h100": "NVIDIA H100 (NVLink 4; not measured)",
           "cpu": "AMD EPYC (Zen 5), 2 cores of a virtual machine"}
 DEVICES = {"h200": "cuda", "h100": "cuda", "cpu": "cpu"}
@@ -156,7 +157,8 @@ def solve(matrix, right):
 def fit(command, name, scratch):
     keys = list(FIT_START[name])
     x = [math.log(FIT_START[name][key]) for key in keys]
-    at = lambda point: residuals(command, name, {k: math.exp(v) for k, v in zip(keys, point)}, scratch)
+    constants = lambda point: {k: max(math.exp(v), LEAST.get(k, 0)) for k, v in zip(keys, point)}
+    at = lambda point: residuals(command, name, constants(point), scratch)
     errors, damping, step = at(x), 0.01, 0.02
     for _ in range(12):
         columns = []
@@ -182,7 +184,7 @@ def fit(command, name, scratch):
               f"{max(errors, key=abs):+.3f}", file=sys.stderr)
         if gain < 1e-3:
             break
-    return {key: math.exp(value) for key, value in zip(keys, x)}
+    return constants(x)
 
 
 def h100_of(h200):

@@ -27,6 +27,11 @@ PushLayout push_layout_of(const HostsShape& shape, std::int32_t num_physical) {
   return make_push_exchange_shape(config, num_local, 0).main;
 }
 
+double part_of(const Machine& machine, int num_ctas, int num_warps) {
+  const int all = machine.push.num_sms * kExchangeCtasPerSm * kExchangeWarps;
+  return std::min(1.0, static_cast<double>(num_ctas) * num_warps / all);
+}
+
 }  // namespace
 
 ExchangeCosts::ExchangeCosts(const Machine& machine, const HostsShape& shape,
@@ -47,8 +52,7 @@ ExchangeCosts::ExchangeCosts(const Machine& machine, const HostsShape& shape,
   request.max_ctas = std::max(kMinCtas, kExchangeCtasPerSm * sms);
   request.has_whole_gpu = shape.num_sms == 0;
   request.may_share = !options.keeps_roles;
-  request.may_stream = !options.keeps_roles && shape.reduce != Reduce::kPerExpert &&
-                       layout_.num_return_chunks % kStreamChunks == 0;
+  request.can_stream = !options.keeps_roles && can_stream(layout_, shape.reduce);
   const auto tokens = static_cast<std::int32_t>(shape.num_tokens);
   dispatch_ = dispatch_ctas(request, layout_, tokens);
   combine_ = combine_ctas(request, layout_, tokens);
@@ -120,6 +124,17 @@ ExchangeTime ExchangeCosts::slowest(const std::vector<RankLoad>& loads) const {
     if (time.combine.total_us > most.combine.total_us) most.combine = time.combine;
   }
   return most;
+}
+
+// A CPU rank has one core.
+double ExchangeCosts::dispatch_sms() const {
+  if (!machine_->is_gpu) return 1;
+  return part_of(*machine_, dispatch_.num_ctas(true, true), dispatch_.num_warps);
+}
+
+double ExchangeCosts::combine_sms() const {
+  if (!machine_->is_gpu) return 1;
+  return part_of(*machine_, combine_.num_ctas(true, true), combine_.num_warps);
 }
 
 const char* ExchangeCosts::dispatch_path() const {

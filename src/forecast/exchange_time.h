@@ -37,6 +37,9 @@ class ExchangeCosts {
   /// Bytes of a row on a link.
   double dispatch_row_bytes() const { return dispatch_row_bytes_; }
   double combine_row_bytes() const { return combine_row_bytes_; }
+  /// Part of the processor that a call occupies while it runs.
+  double dispatch_sms() const;
+  double combine_sms() const;
   /// "shared" or "fixed" roles of a dispatch; "streamed" or "fixed" of a combine; CPUs: "pull".
   const char* dispatch_path() const;
   const char* combine_path() const;

@@ -52,9 +52,7 @@ class Forecaster {
                                    ? question.num_redundant
                                    : min_redundant(shape_.workload.num_experts, shape_.num_ranks);
     whole_ = simulate(shape_, placement_, 0);
-    part_shape_ = shape_;
-    part_shape_.num_tokens = std::max<std::int64_t>(1, shape_.num_tokens / question.num_batches);
-    part_ = question.num_batches == 1 ? whole_ : simulate(part_shape_, placement_, 0);
+    split();
   }
 
   Forecast run() {
@@ -63,10 +61,7 @@ class Forecaster {
     result_.num_physical = whole_.num_physical;
     result_.balance = whole_.balance;
     count_ways();
-    ExpertCosts costs = question_.experts;
-    if (question_.num_batches > 1) costs.free_sms = free_sms();
-    const std::int32_t held = cdiv(whole_.num_physical, shape_.num_ranks);
-    result_.experts_us = experts_us(costs, shape_.workload, held, part_.loads);
+    result_.experts_us = parts_.front().experts_us;
     for (const Layout layout :
          {Layout::kExpanded, Layout::kBatched, Layout::kCompact, Layout::kByRank}) {
       for (const Reduce reduce : {Reduce::kPerRank, Reduce::kPerExpert, Reduce::kPerHost}) {
@@ -78,11 +73,40 @@ class Forecaster {
   }
 
  private:
-  // Experts that run beside calls get the SMs that those leave.
+  /// Micro-batches of one size.
+  struct Part {
+    std::int64_t num_batches = 1;
+    std::int64_t num_tokens = 0;  ///< of a rank
+    std::vector<RankLoad> loads;
+    double experts_us = 0;
+  };
+
+  // As micro_batches.h splits: some may have one token more than the others, and come first.
+  void split() {
+    const std::int64_t num_batches = question_.num_batches;
+    const std::int64_t num_larger = shape_.num_tokens % num_batches;
+    const std::int64_t fewer = shape_.num_tokens / num_batches;
+    if (num_larger > 0) parts_.push_back({num_larger, fewer + 1, {}, 0});
+    parts_.push_back({num_batches - num_larger, fewer, {}, 0});
+    ExpertCosts costs = question_.experts;
+    if (has_budget()) costs.free_sms = free_sms();
+    const std::int32_t held = cdiv(whole_.num_physical, shape_.num_ranks);
+    for (Part& part : parts_) {
+      HostsShape shape = shape_;
+      shape.num_tokens = part.num_tokens;
+      part.loads = num_batches == 1 ? whole_.loads : simulate(shape, placement_, 0).loads;
+      part.experts_us = experts_us(costs, shape_.workload, held, part.loads);
+    }
+  }
+
+  // With a budget, SMs are set aside for calls and for experts; without, a call takes what its grid
+  // fills, for as long as it runs.
+  bool has_budget() const {
+    return question_.num_batches > 1 && question_.machine.is_gpu && shape_.num_sms > 0;
+  }
   double free_sms() const {
-    if (!question_.machine.is_gpu || shape_.num_sms == 0) return 1;
     const double all = question_.machine.push.num_sms;
-    return std::max(1.0, all - shape_.num_sms) / all;
+    return (all - shape_.num_sms) / all;
   }
 
   void count_ways() {
@@ -120,15 +144,21 @@ class Forecaster {
   }
 
   void set_times(Choice& choice, HostsShape shape) {
-    const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
-    choice.time = costs.slowest(whole_.loads);
-    ExchangeTime part = choice.time;
-    if (question_.num_batches > 1) {
-      shape.num_tokens = part_shape_.num_tokens;
-      part = ExchangeCosts(question_.machine, shape, whole_.num_physical).slowest(part_.loads);
+    choice.time =
+        ExchangeCosts(question_.machine, shape, whole_.num_physical).slowest(whole_.loads);
+    std::vector<BatchTime> batches;
+    for (const Part& part : parts_) {
+      shape.num_tokens = part.num_tokens;
+      const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
+      const ExchangeTime time = costs.slowest(part.loads);
+      BatchTime batch{time.dispatch.total_us, part.experts_us, time.combine.total_us};
+      if (!has_budget()) {
+        batch.dispatch_sms = costs.dispatch_sms();
+        batch.combine_sms = costs.combine_sms();
+      }
+      batches.insert(batches.end(), static_cast<std::size_t>(part.num_batches), batch);
     }
-    choice.layer_us = layer_us(question_.num_batches, part.dispatch.total_us, result_.experts_us,
-                               part.combine.total_us);
+    choice.layer_us = layer_us(batches);
   }
 
   bool is_possible(const Choice& choice) const {
@@ -206,10 +236,9 @@ class Forecaster {
 
   const Question& question_;
   HostsShape shape_;
-  HostsShape part_shape_;  ///< of a micro-batch
   Placement placement_;
   Simulation whole_;
-  Simulation part_;
+  std::vector<Part> parts_;
   Forecast result_;
 };
 

@@ -23,17 +23,37 @@ double experts_us(const ExpertCosts& costs, const measure::Workload& workload,
   return most;
 }
 
-double layer_us(int num_batches, double dispatch_us, double experts_us, double combine_us) {
-  double experts_free = 0;
-  std::vector<double> done(static_cast<std::size_t>(num_batches));
-  for (std::size_t batch = 0; batch < done.size(); ++batch) {
-    const double arrived = static_cast<double>(batch + 1) * dispatch_us;
-    experts_free = std::max(experts_free, arrived) + experts_us;
-    done[batch] = experts_free;
+double layer_us(const std::vector<BatchTime>& batches) {
+  const std::size_t num_batches = batches.size();
+  std::size_t calls_done = 0;  // of all dispatches, then of all combines
+  std::size_t experts_done = 0;
+  double call_left = batches[0].dispatch_us;
+  double experts_left = batches[0].experts_us;
+  double now = 0;
+  while (calls_done < 2 * num_batches) {
+    const bool dispatches = calls_done < num_batches;
+    const std::size_t at = dispatches ? calls_done : calls_done - num_batches;
+    const BatchTime& called = batches[at];
+    const bool has_call = dispatches || experts_done > at;
+    const bool has_experts = experts_done < std::min(calls_done, num_batches);
+    const double taken = dispatches ? called.dispatch_sms : called.combine_sms;
+    const double speed = !has_experts ? 0 : has_call ? 1 - taken : 1;
+    if (has_call && call_left * speed <= experts_left) {
+      now += call_left;
+      experts_left -= call_left * speed;
+      ++calls_done;
+      const bool dispatches_next = calls_done < num_batches;
+      const BatchTime& next = batches[calls_done % num_batches];
+      call_left = dispatches_next ? next.dispatch_us : next.combine_us;
+    } else {
+      const double us = experts_left / speed;
+      now += us;
+      if (has_call) call_left -= us;
+      ++experts_done;
+      if (experts_done < num_batches) experts_left = batches[experts_done].experts_us;
+    }
   }
-  double calls_free = static_cast<double>(num_batches) * dispatch_us;
-  for (const double ready : done) calls_free = std::max(calls_free, ready) + combine_us;
-  return calls_free;
+  return now;
 }
 
 }  // namespace switchyard::forecast

@@ -3,9 +3,9 @@
 #include "forecast/machine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -20,6 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
+constexpr int kMaxSms = 4096;
 
 /// A constant that is one number.
 struct Number {
@@ -67,6 +68,41 @@ const std::vector<Number>& numbers() {
   return kNumbers;
 }
 
+std::string text_of(const std::vector<RateAt>& rates) {
+  std::string text;
+  for (const RateAt& rate : rates) {
+    text +=
+        fmt::format("{}{:.4g} at {:.4g}", text.empty() ? "" : ", ", rate.gb_per_second, rate.at);
+  }
+  return text;
+}
+
+/// For a message; a short array as it is.
+std::string shown(const json& value) {
+  constexpr std::size_t kMaxBytes = 60;
+  const std::string text = value.is_array() ? value.dump() : "";
+  return text.empty() || text.size() > kMaxBytes ? describe_json(value) : text;
+}
+
+/// Appends a rate that `where` has as `from`. Errors: kMalformedFile.
+void add_rate(std::vector<RateAt>& rates, const RateAt& rate, const std::string& where,
+              const json& from) {
+  require(rate.at > 0 && rate.gb_per_second > 0 && (rates.empty() || rate.at > rates.back().at),
+          Errc::kMalformedFile,
+          "plan: {} has {}, must be sizes and rates above 0, ascending by size", where,
+          shown(from));
+  rates.push_back(rate);
+}
+
+/// Errors: kMalformedFile.
+double number_of(const json& value, const std::string& where, bool may_be_zero) {
+  const double number = value.is_number() ? value.get<double>() : -1;
+  require(number > 0 || (may_be_zero && number == 0), Errc::kMalformedFile,
+          "plan: {} is {}, must be a number {} 0", where, describe_json(value),
+          may_be_zero ? "of at least" : "above");
+  return number;
+}
+
 /// Reads and checks one file.
 class Reader {
  public:
@@ -80,7 +116,7 @@ class Reader {
     }
     machine_.tflops = positive("tflops", false);
     if (machine_.is_gpu) {
-      machine_.push.num_sms = static_cast<int>(positive("num_sms", false));
+      machine_.push.num_sms = count_of_sms();
       machine_.push.wire = rates("wire");
     } else {
       machine_.pull.copy = rates("copy");
@@ -113,35 +149,37 @@ class Reader {
 
   double positive(const char* name, bool may_be_zero) {
     const json& from = constant(name);
-    const json& value = from["value"];
-    const double number = value.is_number() ? value.get<double>() : -1;
-    require(std::isfinite(number) && (number > 0 || (may_be_zero && number == 0)),
-            Errc::kMalformedFile, "plan: {}: constants.{} is {}, must be a number {} 0", file_,
-            name, describe_json(value), may_be_zero ? "of at least" : "above");
+    const double number =
+        number_of(from["value"], fmt::format("{}: constants.{}", file_, name), may_be_zero);
     note(name, from, fmt::format("{:.4g}", number));
     return number;
   }
 
+  int count_of_sms() {
+    const json& from = constant("num_sms");
+    const json& value = from["value"];
+    const bool is_count = value.is_number_integer() && value >= 1 && value <= kMaxSms;
+    require(is_count, Errc::kMalformedFile,
+            "plan: {}: constants.num_sms is {}, must be a whole number from 1 to {}", file_,
+            describe_json(value), kMaxSms);
+    note("num_sms", from, value.dump());
+    return value.get<int>();
+  }
+
   std::vector<RateAt> rates(const char* name) {
     const json& from = constant(name);
+    const json& value = from["value"];
+    const std::string where = fmt::format("{}: constants.{}", file_, name);
+    require(value.is_array() && !value.empty(), Errc::kMalformedFile,
+            "plan: {} is {}, must be pairs of a size and a rate", where, shown(value));
     std::vector<RateAt> result;
-    std::string text;
-    for (const json& one : from["value"]) {
-      const bool is_pair = one.is_array() && one.size() == 2 && one[0].is_number() &&
-                           one[1].is_number() && one[0].get<double>() > 0 &&
-                           one[1].get<double>() > 0;
-      require(is_pair && (result.empty() || one[0].get<double>() > result.back().at),
-              Errc::kMalformedFile,
-              "plan: {}: constants.{} has {}, must be pairs of numbers above 0, ascending", file_,
-              name, describe_json(one));
-      result.push_back({one[0].get<double>(), one[1].get<double>()});
-      text += fmt::format("{}{:.4g} at {:.4g}", text.empty() ? "" : ", ",
-                          result.back().gb_per_second, result.back().at);
+    for (const json& one : value) {
+      const bool is_pair =
+          one.is_array() && one.size() == 2 && one[0].is_number() && one[1].is_number();
+      const RateAt rate = is_pair ? RateAt{one[0].get<double>(), one[1].get<double>()} : RateAt{};
+      add_rate(result, rate, where, one);
     }
-    require(!result.empty(), Errc::kMalformedFile,
-            "plan: {}: constants.{} is {}, must be pairs of numbers above 0, ascending", file_,
-            name, describe_json(from["value"]));
-    note(name, from, text);
+    note(name, from, text_of(result));
     return result;
   }
 
@@ -150,15 +188,32 @@ class Reader {
   Machine& machine_;
 };
 
-Machine read_machine(const json& document, const std::string& file) {
-  Machine machine;
+bool is_of_gpus(const json& document, const std::string& file) {
   const std::string device = document.value("device", "");
   require(device == "cuda" || device == "cpu", Errc::kMalformedFile,
           "plan: {}: device is \"{}\", must be cuda or cpu", file, device);
+  return device == "cuda";
+}
+
+/// What constants must be to each other. Errors: kMalformedFile.
+void check_together(const Machine& machine, const std::string& file) {
+  const PushCosts& push = machine.push;
+  require(!machine.is_gpu || push.saved_us < push.start_us, Errc::kMalformedFile,
+          "plan: {}: saved_us is {}, must be less than start_us, which is {}", file, push.saved_us,
+          push.start_us);
+  const double overlap = machine.is_gpu ? push.overlap : machine.pull.overlap;
+  require(overlap >= 1, Errc::kMalformedFile,
+          "plan: {}: constants.overlap is {}, must be at least 1, at which nothing overlaps", file,
+          overlap);
+}
+
+Machine read_machine(const json& document, const std::string& file) {
+  Machine machine;
   machine.name = document.value("name", file);
   machine.title = document.value("title", machine.name);
-  machine.is_gpu = device == "cuda";
+  machine.is_gpu = is_of_gpus(document, file);
   Reader(document["constants"], file, machine).read();
+  check_together(machine, file);
   return machine;
 }
 
@@ -173,85 +228,92 @@ Machine embedded(const EmbeddedFile& file) {
   return read_machine(json::parse(file.text), std::string(file.name));
 }
 
-void set(Machine& machine, const std::string& name, double value, const std::string& source) {
-  for (Constant& one : machine.constants) {
-    if (one.name != name) continue;
-    one.value = fmt::format("{:.4g}", value);
-    one.source = source;
-  }
+Constant& find_constant(Machine& machine, std::string_view name) {
+  const auto found = std::ranges::find(machine.constants, name, &Constant::name);
+  require(found != machine.constants.end(), Errc::kInternal,
+          "plan: {} has no constant {}, must have it", machine.name, name);
+  return *found;
 }
 
-double constant_of(const json& floor, const char* name) {
+void report(Machine& machine, std::string_view name, std::string value, const std::string& source) {
+  Constant& constant = find_constant(machine, name);
+  constant.value = std::move(value);
+  constant.source = source;
+}
+
+void report(Machine& machine, std::string_view name, double value, const std::string& source) {
+  report(machine, name, fmt::format("{:.4g}", value), source);
+}
+
+/// Null when there is none.
+json constant_of(const json& floor, const char* name) {
   for (const json& one : floor.value("constants", json::array())) {
-    if (one.value("name", "") == name) return one.value("value", 0.0);
+    if (one.value("name", "") == name) return one.value("value", json());
   }
-  return 0;
+  return {};
 }
 
 // The start of older files is of other measurements, so a file without the rates of the wire is
 // not taken.
 void take_gpu_floor(Machine& machine, const json& floor, const std::string& file) {
-  const double copy = constant_of(floor, "copy");
   const bool has_wire = floor.contains("wire") && floor["wire"].is_object() &&
                         floor["wire"].contains("tried") && floor["wire"]["tried"].is_array();
-  require(has_wire && copy > 0, Errc::kMalformedFile,
+  require(has_wire, Errc::kMalformedFile,
           "plan: {}: its floor has no rates of the wire by CTAs, must be of a newer bench with 2 "
           "ranks or more",
           file);
+  const std::string source = file + ": floors[0]";
   std::vector<RateAt> wire;
-  std::string text;
   for (const json& one : floor["wire"]["tried"]) {
     if (one.value("by", "") != "16-byte stores") continue;
-    const RateAt rate{one.value("ctas", 0.0), one.value("gb_per_second", 0.0)};
-    require(rate.at > 0 && rate.gb_per_second > 0 && (wire.empty() || rate.at > wire.back().at),
-            Errc::kMalformedFile, "plan: {}: wire.tried has {}, must be rates above 0 by CTAs",
-            file, describe_json(one));
-    wire.push_back(rate);
-    text +=
-        fmt::format("{}{:.4g} at {:.4g}", text.empty() ? "" : ", ", rate.gb_per_second, rate.at);
+    add_rate(wire, {one.value("ctas", 0.0), one.value("gb_per_second", 0.0)},
+             source + ".wire.tried", one);
   }
   require(!wire.empty(), Errc::kMalformedFile,
           "plan: {}: wire.tried has no 16-byte stores, must have their rates", file);
-  const std::string source = file + ": floors[0]";
-  machine.push.wire = wire;
-  machine.push.start_us = floor.value("start_us", 0.0);
-  machine.push.saved_us = floor.value("saved_us", 0.0);
-  machine.push.copy_gb_per_second = copy;
-  set(machine, "start_us", machine.push.start_us, source);
-  set(machine, "saved_us", machine.push.saved_us, source);
-  set(machine, "copy_gb_per_second", copy, source);
-  for (Constant& one : machine.constants) {
-    if (one.name == "wire") one = {"wire", text, one.unit, source + ".wire"};
-  }
+  PushCosts& push = machine.push;
+  push.wire = wire;
+  push.start_us = number_of(floor.value("start_us", json()), source + ".start_us", false);
+  push.saved_us = number_of(floor.value("saved_us", json()), source + ".saved_us", true);
+  push.copy_gb_per_second =
+      number_of(constant_of(floor, "copy"), source + ".constants.copy", false);
+  check_together(machine, file);
+  report(machine, "start_us", push.start_us, source);
+  report(machine, "saved_us", push.saved_us, source);
+  report(machine, "copy_gb_per_second", push.copy_gb_per_second, source);
+  report(machine, "wire", text_of(wire), source + ".wire");
 }
 
 void take_cpu_floor(Machine& machine, const json& floor, const std::string& file) {
   std::vector<RateAt> copy;
   for (const json& one : floor.value("rate", json::array())) {
-    copy.push_back({one.value("bytes", 0.0), one.value("gb_per_second", 0.0)});
-    require(copy.back().at > 0 && copy.back().gb_per_second > 0, Errc::kMalformedFile,
-            "plan: {}: floors[0].rate has {}, must be above 0", file, describe_json(one));
+    add_rate(copy, {one.value("bytes", 0.0), one.value("gb_per_second", 0.0)},
+             file + ": floors[0].rate", one);
   }
   require(!copy.empty(), Errc::kMalformedFile,
           "plan: {}: floors[0] has no rate, must have those of copies", file);
   machine.pull.copy = copy;
-  for (Constant& one : machine.constants) {
-    if (one.name == "copy") one.source = file + ": floors[0].rate";
-  }
+  report(machine, "copy", text_of(copy), file + ": floors[0].rate");
+}
+
+/// Whose constants stand for what the floor does not measure.
+std::string kind_of_gpu(const json& document, const std::string& file) {
+  const json named = document.value("machine", json::object());
+  const std::string gpu = named.is_object() ? named.value("gpu", "") : "";
+  if (gpu.find("H100") != std::string::npos) return "h100";
+  require(gpu.find("H200") != std::string::npos, Errc::kNotSupported,
+          "plan: {}: machine.gpu is \"{}\", must name an H100 or H200, of which the constants that "
+          "a floor does not measure are known; give a file of constants, see docs/plan.md",
+          file, gpu);
+  return "h200";
 }
 
 Machine from_bench(const json& document, const std::string& file) {
   const json& floors = document["floors"];
   require(floors.is_array() && !floors.empty() && floors[0].is_object(), Errc::kMalformedFile,
-          "plan: {}: floors is {}, must have one floor or more", file, describe_json(floors));
-  const bool is_gpu = document.value("device", "") == "cuda";
-  std::string kind = "cpu";
-  if (is_gpu) {
-    const json named = document.value("machine", json::object());
-    const std::string gpu = named.is_object() ? named.value("gpu", "") : "";
-    kind = gpu.find("H100") != std::string::npos ? "h100" : "h200";
-  }
-  Machine machine = embedded(*find_embedded(kind));
+          "plan: {}: floors is {}, must have one floor or more", file, shown(floors));
+  const bool is_gpu = is_of_gpus(document, file);
+  Machine machine = embedded(*find_embedded(is_gpu ? kind_of_gpu(document, file) : "cpu"));
   if (is_gpu) {
     take_gpu_floor(machine, floors[0], file);
   } else {
@@ -290,6 +352,27 @@ Machine find_machine(const std::string& name_or_path) {
   } catch (const json::exception& error) {
     fail(Errc::kMalformedFile, "plan: {}: {}", name_or_path, describe_error(error));
   }
+}
+
+void set_wire(Machine& machine, double gb_per_second, const std::string& source) {
+  require(machine.is_gpu, Errc::kInvalidArgument,
+          "plan: {} with constants of CPUs, must be constants of GPUs", source);
+  double most = 0;
+  for (const RateAt& rate : machine.push.wire) most = std::max(most, rate.gb_per_second);
+  for (RateAt& rate : machine.push.wire) rate.gb_per_second *= gb_per_second / most;
+  report(machine, "wire", text_of(machine.push.wire),
+         fmt::format("{}; fewer CTAs in proportion to {}", source,
+                     find_constant(machine, "wire").source));
+}
+
+void set_network(Machine& machine, double gb_per_second, const std::string& source) {
+  machine.network.gb_per_second = gb_per_second;
+  report(machine, "network_gb_per_second", gb_per_second, source);
+}
+
+void set_tflops(Machine& machine, double tflops, const std::string& source) {
+  machine.tflops = tflops;
+  report(machine, "tflops", tflops, source);
 }
 
 }  // namespace switchyard::forecast

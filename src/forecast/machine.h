@@ -34,7 +34,14 @@ std::string machine_names();
 
 /// `name_or_path` is one of them, a file of the same form (docs/plan.md), or what `bench --json`
 /// wrote: its floor then replaces the constants that it measures, in those of the kind of machine
-/// that it names. Errors: kInvalidArgument, kMalformedFile, kSystem.
+/// that it names. Errors: kInvalidArgument, kMalformedFile, kNotSupported (a GPU of which the other
+/// constants are not known), kSystem.
 Machine find_machine(const std::string& name_or_path);
+
+/// Replace a constant in what is computed and in what is reported; `source` says who gave it. Rates
+/// of fewer CTAs keep their proportion to the fastest. Errors: kInvalidArgument (no GPUs).
+void set_wire(Machine& machine, double gb_per_second, const std::string& source);
+void set_network(Machine& machine, double gb_per_second, const std::string& source);
+void set_tflops(Machine& machine, double tflops, const std::string& source);
 
 }  // namespace switchyard::forecast

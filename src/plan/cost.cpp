@@ -34,12 +34,13 @@ double rounds(double items, int ctas, int warps) {
 }
 
 void finish(CallTime& time, double overlap) {
-  double sum = 0;
-  for (const double us :
-       {time.rounds_us, time.sm_us, time.wire_us, time.memory_us, time.network_us}) {
-    sum += std::pow(us, overlap);
-  }
-  time.total_us = time.start_us + std::pow(sum, 1 / overlap);
+  const auto times = {time.rounds_us, time.sm_us, time.wire_us, time.memory_us, time.network_us};
+  const double most = std::max(times);
+  time.total_us = time.start_us;
+  if (most == 0) return;
+  double sum = 0;  // of powers of numbers up to 1, so that a large exponent does not overflow
+  for (const double us : times) sum += std::pow(us / most, overlap);
+  time.total_us += most * std::pow(sum, 1 / overlap);
 }
 
 double start_of(const PushCosts& costs, const NetworkCosts& network, const PushWork& work,

@@ -84,6 +84,10 @@ int taken_chunks(std::int64_t all, int chunks, int ctas) {
 
 }  // namespace
 
+bool can_stream(const PushLayout& layout, Reduce reduce) {
+  return reduce != Reduce::kPerExpert && layout.num_return_chunks % kStreamChunks == 0;
+}
+
 DispatchCtas dispatch_ctas(const GridRequest& request, const PushLayout& layout,
                            std::int32_t num_tokens) {
   DispatchCtas grid;
@@ -149,10 +153,10 @@ CombineCtas combine_ctas(const GridRequest& request, const PushLayout& layout,
   grid.num_receivers = balanced_ctas(sums, grid.num_warps, max_receivers);
   const int max_senders = request.receives ? max_ctas_left - grid.num_receivers : max_ctas_left;
   grid.num_senders = min_ctas(returns, grid.num_warps, max_senders);
-  const bool may_stream = request.may_stream && request.max_ctas <= kMaxCtasThatDoAll;
-  const int streamed = may_stream ? streamed_chunks(sums, chunks, kStreamChunks,
-                                                    kMinItemsOfStreamingWarp, request.max_ctas)
-                                  : 0;
+  const bool streams = request.can_stream && request.max_ctas <= kMaxCtasThatDoAll;
+  const int streamed = streams ? streamed_chunks(sums, chunks, kStreamChunks,
+                                                 kMinItemsOfStreamingWarp, request.max_ctas)
+                               : 0;
   if (streamed > 0) {
     grid.streams = true;
     grid.chunks_per_item = streamed;

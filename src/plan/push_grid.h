@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "switchyard/exchange_config.h"
+
 #include "plan/push_layout.h"
 
 namespace switchyard {
@@ -34,7 +36,7 @@ struct GridRequest {
   bool has_whole_gpu = false;
   /// Max tokens of any rank in this call; 0: unknown.
   std::int64_t call_max_tokens = 0;
-  bool may_stream = false;  ///< combine: the kernel can stream this call
+  bool can_stream = false;  ///< combine: the kernel can stream this call
   bool may_share = true;    ///< dispatch: CTAs may share the work
 };
 
@@ -82,6 +84,10 @@ struct CombineCtas {
   /// Of a returned row.
   int items(const PushLayout& layout) const { return layout.num_return_chunks / chunks_per_item; }
 };
+
+/// Whether returned rows of this form can be streamed. Kernels also need bf16 rows and results that
+/// are aligned, and the shared memory (cuda/exchange/exchange_args.h).
+bool can_stream(const PushLayout& layout, Reduce reduce);
 
 /// For `num_tokens` of this rank. Pure.
 DispatchCtas dispatch_ctas(const GridRequest& request, const PushLayout& layout,

@@ -63,7 +63,11 @@ TEST(PlanTest, HostsMayBeGivenWithDots) {
 TEST(PlanTest, NonsenseIsOneSentence) {
   expect_refused({"--nic", "0"}, "--nic is 0, must be above 0");
   expect_refused({"--nvlink", "-3"}, "--nvlink is -3, must be above 0");
-  expect_refused({"--nic", "nan"}, "--nic");
+  expect_refused({"--nic", "nan"}, "--nic is nan, must be above 0");
+  expect_refused({"--nvlink", "inf"}, "--nvlink is inf, must be above 0");
+  expect_refused({"--memory", "nan"}, "--memory is nan, must be from 0");
+  expect_refused({"--memory", "-1"}, "--memory is -1, must be from 0");
+  expect_refused({"--memory", "inf"}, "--memory is inf, must be from 0");
   expect_refused({"--tflops", "0"}, "--tflops is 0, must be above 0");
   expect_refused({"--memory-bandwidth", "0"}, "--memory-bandwidth is 0");
   expect_refused({"--hosts", "1000000000"}, "--hosts is \"1000000000\", must be ascending numbers");
@@ -74,6 +78,8 @@ TEST(PlanTest, NonsenseIsOneSentence) {
   expect_refused({"--tokens", "1000000", "--hosts", "512"}, "choices, must be at most");
   expect_refused({"--tokens", "2", "--micro-batches", "4"}, "4 micro-batches of 2 tokens");
   expect_refused({"--constants", "cpu", "--sms", "8"}, "--sms 8 with constants of CPUs");
+  expect_refused({"--sms", "133"}, "--sms is 133, must be at most 132, as many as h200 has");
+  expect_refused({"--sms", "132", "--micro-batches", "2"}, "leaves no SM for experts");
   expect_refused({"--constants", "cpu", "--nvlink", "8"}, "--nvlink with constants of CPUs");
   expect_refused({"--constants", "/nothing/here.json"}, "constants are \"/nothing/here.json\"");
   expect_refused({"--workload", "deepseek-v9"}, "workload is \"deepseek-v9\"");
@@ -91,6 +97,64 @@ TEST(PlanTest, WhatIsNotABenchFileIsRefused) {
       SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";
   expect_refused({"--constants", "cpu", "--measured", measured},
                  "was measured on GPUs, but constants cpu are of CPUs");
+}
+
+TEST(PlanTest, MeasuredFilesSayAllButConstants) {
+  const std::string file =
+      SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";
+  const TempFolder folder;
+  const std::vector<std::vector<std::string>> ignored{{"--workload", "kimi-k2"},
+                                                      {"--tokens", "8"},
+                                                      {"--gpus-per-host", "4"},
+                                                      {"--hosts", "1"},
+                                                      {"--routing", "uniform"},
+                                                      {"--redundant", "32"},
+                                                      {"--balanced"},
+                                                      {"--scheme", "none"},
+                                                      {"--micro-batches", "2"},
+                                                      {"--nvlink", "300"},
+                                                      {"--nic", "100"},
+                                                      {"--tflops", "600"},
+                                                      {"--memory", "1"},
+                                                      {"--weight-bits", "4"},
+                                                      {"--memory-bandwidth", "3000"},
+                                                      {"--sms", "24"},
+                                                      {"--seed", "2"},
+                                                      {"--html", folder.file("plan.html")}};
+  for (std::vector<std::string> arguments : ignored) {
+    const std::string option = arguments[0];
+    arguments.insert(arguments.end(), {"--measured", file});
+    expect_refused(arguments, "plan: " + option + " beside --measured");
+  }
+  expect_refused({"--fixed-roles"}, "--fixed-roles without --measured");
+  EXPECT_EQ(plan({"--constants", "h200", "--measured", file}).exit_code, 0);
+}
+
+// What is computed and what is reported are the same number.
+TEST(PlanTest, ReportsShowTheRatesThatWereGiven) {
+  const TempFolder folder;
+  const std::string page = folder.file("plan.html");
+  const nlohmann::json json = json_of({"--hosts", "2", "--tokens", "8", "--nic", "123", "--nvlink",
+                                       "777", "--tflops", "456", "--html", page});
+  const std::string html = text_of(page);
+  const auto expect_shown = [&](const std::string& name, const std::string& value,
+                                const std::string& source) {
+    for (const nlohmann::json& one : json["machine"]["constants"]) {
+      if (one["name"] != name) continue;
+      EXPECT_THAT(one["value"].get<std::string>(), HasSubstr(value));
+      EXPECT_THAT(one["source"].get<std::string>(), StartsWith(source));
+    }
+    EXPECT_THAT(html, HasSubstr("<td class=\"text\">" + name + "</td><td class=\"text\">" + value));
+  };
+  expect_shown("network_gb_per_second", "123", "--nic");
+  expect_shown("tflops", "456", "--tflops");
+  for (const nlohmann::json& one : json["machine"]["constants"]) {
+    if (one["name"] != "wire") continue;
+    const std::string value = one["value"];
+    EXPECT_THAT(value, HasSubstr(", 777 at 264"));
+    EXPECT_THAT(one["source"].get<std::string>(), StartsWith("--nvlink; fewer CTAs"));
+    EXPECT_THAT(html, HasSubstr(value));
+  }
 }
 
 TEST(PlanTest, AnAnswerHasTimesBytesAndMemoryOfEveryChoice) {

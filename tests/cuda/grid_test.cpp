@@ -144,10 +144,10 @@ TEST(GridTest, CombineHasEveryKindAndNoMoreThanWished) {
 
 // Few CTAs with much to return all send, then all receive, some chunks of a row at a time.
 TEST(GridTest, FewCtasStream) {
-  const auto grid = [](int ctas, int tokens, bool may_stream) {
+  const auto grid = [](int ctas, int tokens, bool can_stream) {
     const GridCase c{ctas, 4, tokens, 7168, false, 4096, 0};
     GridRequest request = request_of(c, kSends, kReceives);
-    request.may_stream = may_stream;
+    request.can_stream = can_stream;
     return cuda::combine_grid(request, layout_of(c), tokens);
   };
   for (const int ctas : {3, 16, 48, 128}) {

@@ -24,9 +24,9 @@ void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cu
 bool can_stream(const CombineArgs& args, Phases phases) {
   using Wire = PlainWire<DType::kBF16>;
   static_assert(kCanStream<Wire>);
-  return sends(phases) && args.reduce != Reduce::kPerExpert && !args.wire.is_quantized() &&
-         args.wire.dtype == Wire::kRows && is_common<Wire>(args, phases) &&
-         args.layout.num_return_chunks % kStreamChunks == 0;
+  return sends(phases) && switchyard::can_stream(args.layout, args.reduce) &&
+         !args.wire.is_quantized() && args.wire.dtype == Wire::kRows &&
+         is_common<Wire>(args, phases);
 }
 
 bool gpu_can_stream() {

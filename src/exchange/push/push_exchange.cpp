@@ -281,7 +281,7 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
   cuda::CombineArgs args = combine_args(slot.kernels, call);
   const KernelRoom room = room_.of(stream);
   GridRequest request = grid_request(slot, room, phases);
-  request.may_stream = gpu_can_stream_ && cuda::can_stream(args, phases);
+  request.can_stream = gpu_can_stream_ && cuda::can_stream(args, phases);
   args.grid = cuda::combine_grid(request, args.layout, slot.dispatch.tokens.count);
   cuda::record_stages(args, phases);
   if (call.row_weights != nullptr) {

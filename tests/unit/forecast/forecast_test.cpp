@@ -27,6 +27,10 @@ const Choice* find(const Forecast& one, Layout layout, Reduce reduce, const std:
   return nullptr;
 }
 
+double best_layer_us(const Forecast& one) {
+  return one.best < 0 ? 0 : one.choices[static_cast<std::size_t>(one.best)].layer_us;
+}
+
 TEST(ForecastTest, OneHostIsServedByPush) {
   const Forecast one = forecast(question_of("h200", 128), 1);
   EXPECT_EQ(one.num_ranks, 8);
@@ -70,14 +74,44 @@ TEST(ForecastTest, MemoryLimitsTheChoice) {
 
 TEST(ForecastTest, MicroBatchesOverlapCallsAndExperts) {
   Question question = question_of("h200", 4096);
-  const Forecast whole = forecast(question, 1);
+  question.shape.num_sms = 24;
+  const double serial = best_layer_us(forecast(question, 4));  // calls take as long as experts
   question.num_batches = 2;
-  const Forecast halves = forecast(question, 1);
-  ASSERT_TRUE(whole.best >= 0 && halves.best >= 0);
-  const double serial = whole.choices[static_cast<std::size_t>(whole.best)].layer_us;
-  const double overlapped = halves.choices[static_cast<std::size_t>(halves.best)].layer_us;
+  const double overlapped = best_layer_us(forecast(question, 4));
   EXPECT_LT(overlapped, serial);
   EXPECT_GT(overlapped, serial / 2);
+}
+
+TEST(ForecastTest, CallsWithoutABudgetHideNothingOfLongExperts) {
+  Question question = question_of("h200", 4096);
+  const double serial = best_layer_us(forecast(question, 1));
+  question.num_batches = 2;
+  EXPECT_GT(best_layer_us(forecast(question, 1)), 0.98 * serial);
+  question = question_of("cpu", 64);
+  question.ranks_per_host = 2;
+  const double on_one_core = best_layer_us(forecast(question, 1));
+  question.num_batches = 2;
+  EXPECT_GT(best_layer_us(forecast(question, 1)), 0.9 * on_one_core);
+}
+
+// 10 tokens in 4 micro-batches are 3, 3, 2 and 2. The experts' time is that of 3.
+TEST(ForecastTest, MicroBatchesLoseNoToken) {
+  Question question = question_of("cpu", 10);
+  question.ranks_per_host = 2;
+  question.experts = {1e-3, 1e9, 8};  // in proportion to rows
+  question.shape.workload.num_topk = 8;
+  const auto experts_of = [&](std::int64_t tokens, int num_batches) {
+    question.shape.num_tokens = tokens;
+    question.num_batches = num_batches;
+    return forecast(question, 1).experts_us;
+  };
+  EXPECT_EQ(experts_of(10, 4), experts_of(3, 1));
+  EXPECT_EQ(experts_of(8, 4), experts_of(2, 1));
+  question.shape.num_tokens = 10;
+  question.num_batches = 4;
+  const double split = best_layer_us(forecast(question, 1));
+  question.num_batches = 1;
+  EXPECT_GT(split, 0.95 * best_layer_us(forecast(question, 1)));
 }
 
 TEST(ForecastTest, CpuRanksHaveMessagesToo) {

@@ -23,11 +23,24 @@ TEST(LayerTimeTest, ExpertsComputeOrReadTheirWeights) {
 }
 
 TEST(LayerTimeTest, MicroBatchesHideWhatTheyCan) {
-  EXPECT_DOUBLE_EQ(layer_us(1, 10, 40, 20), 70);
+  EXPECT_DOUBLE_EQ(layer_us({{10, 40, 20}}), 70);
   // Dispatches end at 10 and 20, experts at 50 and 90, combines at 70 and 110.
-  EXPECT_DOUBLE_EQ(layer_us(2, 10, 40, 20), 110);
+  EXPECT_DOUBLE_EQ(layer_us({{10, 40, 20}, {10, 40, 20}}), 110);
   // Calls are longer: dispatches end at 40, experts at 25 and 45; combines at 60 and 80.
-  EXPECT_DOUBLE_EQ(layer_us(2, 20, 5, 20), 80);
+  EXPECT_DOUBLE_EQ(layer_us({{20, 5, 20}, {20, 5, 20}}), 80);
+  // Dispatches end at 10 and 15, experts at 50 and 70, combines at 70 and 80.
+  EXPECT_DOUBLE_EQ(layer_us({{10, 40, 20}, {5, 20, 10}}), 80);
+}
+
+TEST(LayerTimeTest, CallsThatTakeTheWholeProcessorHideNothing) {
+  EXPECT_DOUBLE_EQ(layer_us({{10, 40, 20, 1, 1}, {10, 40, 20, 1, 1}}), 140);
+  EXPECT_DOUBLE_EQ(layer_us({{20, 5, 20, 1, 1}, {20, 5, 20, 1, 1}}), 90);
+}
+
+TEST(LayerTimeTest, ExpertsGoOnWithWhatCallsLeave) {
+  // Dispatches end at 10 and 20; experts do 5 of 40 beside the second and end at 55, do 10 of 40
+  // beside the first combine, until 75, and end at 105; the second combine ends at 125.
+  EXPECT_DOUBLE_EQ(layer_us({{10, 40, 20, 0.5, 0.5}, {10, 40, 20, 0.5, 0.5}}), 125);
 }
 
 }  // namespace
