@@ -20,10 +20,11 @@ namespace switchyard {
 /// group; with less than MPI_THREAD_MULTIPLE nobody else may call MPI while a call of the group or
 /// of an object made from it runs. The program and the library's MPI module must use one MPI.
 ///
-/// Collective over the communicator. Returns when every rank has arrived. Errors: kInvalidArgument
-/// (the handle is of no communicator, or of one that joins two groups), kNotAvailable (no MPI
-/// module, MPI is not initialized in this process), kTimeout (MPI does not say which rank did not
-/// come), kPeerLost, kNotSupported (engine "shm" for ranks on several hosts), kSystem.
+/// Collective over the communicator. Returns when every rank has arrived. A rank that cannot go on
+/// tells the others why, and their errors have its code and words. Errors: kInvalidArgument (the
+/// handle is of no communicator, of a freed one, or of one that joins two groups), kNotAvailable
+/// (no MPI module, MPI is not initialized in this process), kTimeout (MPI does not say which rank
+/// did not come), kPeerLost, kNotSupported (engine "shm" for ranks on several hosts), kSystem.
 SWITCHYARD_API Group group_from_mpi_handle(std::int32_t communicator,
                                            const GroupOptions& options = {});
 

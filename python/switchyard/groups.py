@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from switchyard._native import Group, group_from_mpi_handle, local_groups, set_log_rank, why_no_communicators
-from switchyard.errors import NotAvailableError
+from switchyard.errors import NotAvailableError, SystemCallError
 
 Result = TypeVar("Result")
 _PREFIX = "switchyard/"
@@ -65,8 +65,15 @@ def _from_mpi_on_one_host(communicator, **options) -> Group:
     import tempfile  # pylint: disable=import-outside-toplevel
 
     # The ranks of one host meet over a file that nobody else can read and that is gone afterwards.
-    folder = tempfile.mkdtemp(prefix="switchyard-") if communicator.Get_rank() == 0 else None
-    path = communicator.bcast(folder and os.path.join(folder, secrets.token_hex(8)), root=0)
+    folder, reason = None, None
+    if communicator.Get_rank() == 0:
+        try:
+            folder = tempfile.mkdtemp(prefix="switchyard-")
+        except OSError as error:  # the others wait for the path, or for this
+            reason = f"group: rank 0 has no folder for the file at which the ranks would meet: {error}"
+    path, reason = communicator.bcast((folder and os.path.join(folder, secrets.token_hex(8)), reason), root=0)
+    if reason:
+        raise SystemCallError(reason)
     try:
         group = Group(communicator.Get_rank(), communicator.Get_size(), path, **options)
     finally:

@@ -126,7 +126,7 @@ Attempt attempt(const Group& group, const ExchangeCase& test, Device device,
                 const Tamper& tamper) try {
   return {std::make_unique<ExchangeProbe>(group, test, device, tamper), {}};
 } catch (const Error& error) {
-  if (error.code() != Errc::kNotSupported) throw;
+  if (error.code() != Errc::kNotSupported || device.is_cpu()) throw;
   return {nullptr, error.what()};
 }
 

@@ -14,7 +14,7 @@ namespace switchyard::conformance {
 /// routing, with a reopened handle, and with one token in all. Collective; throws a Difference.
 ///
 /// On GPUs, what the exchange refuses as not supported is left out of the case, or the case is
-/// skipped: the result says so.
+/// skipped: the result says so. On CPUs nothing may be refused.
 Agreement check_exchange(const Group& group, const ExchangeCase& test,
                          Device device = Device::cpu(), const Tamper& tamper = {});
 

@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "core/log.h"
 #include "engine/group_options.h"
+#include "engine/mpi_meeting.h"
 #include "engine/mpi_messages.h"
 #include "engine/registry.h"
 #include "transport/env.h"
@@ -16,7 +17,13 @@
 namespace switchyard {
 namespace {
 
-JoinRequest request_of(int rank, int size, const GroupOptions& options) {
+// Errors: as Group::from.
+void take_options(JoinRequest& request, const GroupOptions& options) {
+  request.timeout_ms = timeout_of(options);
+  request.secret = secret_of(options);
+}
+
+JoinRequest request_of(int rank, int size) {
   require(size >= 1 && size <= kMaxRanks, Errc::kInvalidArgument,
           "group: size is {}, want from 1 to {} (rank {})", size, kMaxRanks, rank);
   require(rank >= 0 && rank < size, Errc::kInvalidArgument,
@@ -25,8 +32,6 @@ JoinRequest request_of(int rank, int size, const GroupOptions& options) {
   request.ranks.rank = rank;
   request.ranks.size = size;
   request.ranks.source = "the program";
-  request.timeout_ms = timeout_of(options);
-  request.secret = secret_of(options);
   request.claims_ranks = true;
   return request;
 }
@@ -54,7 +59,8 @@ Group join(const JoinRequest& request, const GroupOptions& options) {
 }  // namespace
 
 Group Group::from(int rank, int size, const std::string& store, const GroupOptions& options) {
-  JoinRequest request = request_of(rank, size, options);
+  JoinRequest request = request_of(rank, size);
+  take_options(request, options);
   const bool is_path = !has_scheme(store) && store.find('/') != store.npos;
   request.store = is_path ? store : address_text(store);
   if (is_path) request.meeting = std::make_shared<FileStore>(store, request.timeout_ms);
@@ -62,7 +68,8 @@ Group Group::from(int rank, int size, const std::string& store, const GroupOptio
 }
 
 Group Group::from(int rank, int size, const StoreFunctions& store, const GroupOptions& options) {
-  JoinRequest request = request_of(rank, size, options);
+  JoinRequest request = request_of(rank, size);
+  take_options(request, options);
   request.meeting = std::make_shared<FunctionStore>(store);
   return join(request, options);
 }
@@ -75,9 +82,17 @@ Group group_from_mpi_handle(std::int32_t communicator, const GroupOptions& optio
   int size = 0;
   const std::string refusal = mpi_module().place_in(&handle, rank, size);
   require(refusal.empty(), Errc::kInvalidArgument, "group: {}", refusal);
-  JoinRequest request = request_of(rank, size, options);
+  JoinRequest request = request_of(rank, size);
   request.ranks.source = "MPI";
   request.communicator = handle;
+  request.timeout_ms = timeout_of({});
+  try {
+    take_options(request, options);
+    require_engine(engine_of(options), request);
+  } catch (const Error& error) {  // this rank's own: the others may have passed others
+    refuse_over_mpi(request, error);
+    throw;
+  }
   return join(request, options);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "core/fail.h"
@@ -55,11 +56,20 @@ std::string first_host_of(const JoinRequest& request) {
   return Address::parse(request.store).host;
 }
 
-MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& access) {
+/// A request that says where to meet.
+struct PlacedRequest {
+  JoinRequest request;
+  std::shared_ptr<StoreServer> server{};  ///< of rank 0, until the group is complete
+  bool is_over_mpi = false;
+};
+
+MeetingPlace place_of(const PlacedRequest& placed, int number, StoreAccess& access) {
+  const JoinRequest& request = placed.request;
   MeetingPlace place;
   place.server = std::move(access.server);
   place.is_for_meeting_only = request.meeting != nullptr;
-  place.is_served_by_rank_0 = request.control_fd < 0 && !request.meeting;
+  place.is_served_by_rank_0 = placed.is_over_mpi || (request.control_fd < 0 && !request.meeting);
+  place.is_of_one_group = placed.is_over_mpi;
   place.claims_ranks = request.claims_ranks;
   // The launcher's block serves one group; a later one of the same processes makes its own.
   place.launcher_fd = number == 0 ? request.control_fd : -1;
@@ -70,17 +80,16 @@ MeetingPlace place_of(const JoinRequest& request, int number, StoreAccess& acces
 }
 
 // Ranks of a communicator, and ranks on several hosts that have no address to meet at learn one
-// over MPI; the server of rank 0 is needed until the group is complete.
-std::pair<JoinRequest, std::shared_ptr<StoreServer>> with_meeting_place(const JoinRequest& given,
-                                                                        const std::string& name) {
+// over MPI.
+PlacedRequest with_meeting_place(const JoinRequest& given, const std::string& name) {
   const bool has_place = given.meeting || !given.store.empty() || given.control_fd >= 0;
   const bool needs_none = has_place || name == "shm" || !given.ranks.is_spread;
-  if (!given.communicator && needs_none) return {given, nullptr};
+  if (!given.communicator && needs_none) return {given};
   MpiMeeting meeting = meet_over_mpi(given);
-  JoinRequest request = given;
-  request.meeting = std::move(meeting.store);
-  request.secret = std::move(meeting.secret);
-  return {request, std::move(meeting.server)};
+  PlacedRequest placed{given, std::move(meeting.server), true};
+  placed.request.meeting = std::move(meeting.store);
+  placed.request.secret = std::move(meeting.secret);
+  return placed;
 }
 
 // Lets the ranks meet, to see on how many hosts they are. Ranks of our launcher are on one.
@@ -89,8 +98,7 @@ std::string engine_for(Meeting& meeting) {
   try {
     meeting.meet({[](int) {}, [](int, const std::string&) {}});
   } catch (...) {
-    meeting.withdraw();
-    throw;
+    meeting.give_up();
   }
   const std::vector<int> hosts = hosts_of(meeting.ranks());
   const bool is_one = std::all_of(hosts.begin(), hosts.end(), [](int host) { return host == 0; });
@@ -100,13 +108,15 @@ std::string engine_for(Meeting& meeting) {
 }  // namespace
 
 std::shared_ptr<Engine> join_processes(const std::string& name, const JoinRequest& given) {
+  std::optional<PlacedRequest> placed;
   try {
     const int number = JoinedGroups::instance().count(given);
-    const auto [request, server] = with_meeting_place(given, name);
+    placed = with_meeting_place(given, name);
+    const JoinRequest& request = placed->request;
     StoreAccess access = open_store(request, number);
     const GroupSpec spec{request.ranks.rank, request.ranks.size, request.timeout_ms,
                          std::move(access.store)};
-    auto meeting = std::make_unique<Meeting>(spec, place_of(request, number, access));
+    auto meeting = std::make_unique<Meeting>(spec, place_of(*placed, number, access));
     const std::string chosen = name == "auto" ? engine_for(*meeting) : name;
     const int* const communicator = given.communicator ? &*given.communicator : nullptr;
     const MpiWish wish{name == "mpi" || communicator != nullptr, communicator};
@@ -119,10 +129,10 @@ std::shared_ptr<Engine> join_processes(const std::string& name, const JoinReques
     const bool is_lost = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost ||
                          error.code() == Errc::kAborted;
     if (is_lost) forbid_mpi_finalize();  // the ranks may have met over MPI
-    close_store(given);
+    if (placed) close_store(placed->request);
     throw;
   } catch (...) {
-    close_store(given);
+    if (placed) close_store(placed->request);
     throw;
   }
 }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
+#include <string_view>
 
 #include "core/fail.h"
 #include "core/interrupt.h"
@@ -17,10 +19,28 @@ namespace {
 constexpr int kWithdrawnPollMs = 10;
 constexpr int kOwnWordsMs = 10 * kSliceMs;  // a busy machine may let a store answer late
 constexpr int kTellMs = 4 * kSliceMs;       // each asks once a slice, if the machine lets it
+constexpr int kLookMs = 4 * kSliceMs;       // for why others gave up, before this rank's own words
+constexpr int kDoneMs = 1000;               // what others take at most to learn of a failure
 constexpr const char* kNoSign = "no sign of rank";
 constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
+// Why a rank gave up after the ranks had met. A rank that tries again has another nonce.
+std::string reason_key(const Introduction& rank) { return "reason/" + rank.nonce; }
+
+std::string done_key(int rank) { return fmt::format("done/{}", rank); }
+
+std::string failure_text(Errc code, const std::string& message) {
+  return fmt::format("{} {}", static_cast<int>(code), message);
+}
+Errc code_of(const std::string& failure) { return static_cast<Errc>(std::atoi(failure.c_str())); }
+std::string message_of(const std::string& failure) { return failure.substr(failure.find(' ') + 1); }
+
+// What befell other ranks, or befalls all alike, is not this rank's to tell.
+bool is_own_reason(Errc code) {
+  return code != Errc::kPeerLost && code != Errc::kTimeout && code != Errc::kNotSupported &&
+         code != Errc::kNotAvailable;
+}
 
 }  // namespace
 
@@ -70,9 +90,9 @@ Introduction Meeting::await_introduction(int peer, const Owner& owner) {
     }
     const std::string failure = look_up(kFailureKey, 0).value_or("");
     if (!failure.empty()) {
-      const std::size_t space = failure.find(' ');
+      is_failure_known_ = true;
       if (place_.server) poll(nullptr, 0, kTellMs);  // others have still to see it
-      fail_unmet(static_cast<Errc>(std::atoi(failure.c_str())), failure.substr(space + 1));
+      fail_unmet(code_of(failure), message_of(failure));
     }
     if (deadline_.expired()) require_nobody_missing(peer, owner);
     poll(nullptr, 0, std::min(kWithdrawnPollMs, deadline_.remaining_ms()));  // it may be withdrawn
@@ -91,9 +111,11 @@ void Meeting::require_own_place() {
 }
 
 void Meeting::require_there(int peer) const {
-  const std::string text = look_up(introduction_key(peer), kOwnWordsMs).value_or("");
+  const auto text = look_up(introduction_key(peer), kOwnWordsMs);
+  if (!text) return;  // it was there when the ranks met: the store is slow
   const std::string& nonce = ranks_[static_cast<std::size_t>(peer)].nonce;
-  if (!text.empty() && Introduction::parse(text).nonce == nonce) return;
+  if (!text->empty() && Introduction::parse(*text).nonce == nonce) return;
+  throw_reason();
   fail_unmet(Errc::kPeerLost, fmt::format("rank {} gave up before the group was complete", peer));
 }
 
@@ -105,12 +127,77 @@ void Meeting::withdraw() noexcept {
   }
 }
 
+void Meeting::give_up() {
+  const std::exception_ptr handled = std::current_exception();
+  std::exception_ptr thrown = handled;
+  try {
+    std::rethrow_exception(handled);
+  } catch (const Error& error) {
+    if (is_own_reason(error.code())) tell_reason(error);
+    if (error.code() == Errc::kPeerLost || error.code() == Errc::kTimeout) {
+      try {
+        throw_reason();
+      } catch (const Error&) {
+        thrown = std::current_exception();
+      }
+    }
+  } catch (...) {  // no words for others
+  }
+  withdraw();
+  if (place_.is_of_one_group) await_others();
+  std::rethrow_exception(thrown);
+}
+
+// The store ends with rank 0: first each should have read there what it needs.
+void Meeting::await_others() noexcept try {
+  store_->set_within(done_key(rank_), "done", kOwnWordsMs);
+  const Deadline deadline = Deadline::after_ms(kDoneMs);
+  for (int peer = 1; peer < size_ && rank_ == 0; ++peer) {
+    if (!store_->get(done_key(peer), deadline)) return;
+  }
+} catch (const std::exception&) {  // as in withdraw()
+}
+
+void Meeting::tell_reason(const Error& error) noexcept {
+  if (is_failure_known_) return;
+  constexpr std::string_view kFunction = "group: ";
+  const std::string_view what = error.what();
+  const std::string message =
+      fmt::format("rank {} gave up: {}", rank_,
+                  what.substr(what.starts_with(kFunction) ? kFunction.size() : 0));
+  if (!has_met()) return tell_failure(error.code(), message);
+  try {
+    store_->set_within(reason_key(ranks_[static_cast<std::size_t>(rank_)]),
+                       failure_text(error.code(), message), kOwnWordsMs);
+  } catch (const std::exception&) {  // as in withdraw()
+  }
+}
+
+// Empty: none has said why, or the store is gone.
+std::string Meeting::find_reason() const noexcept try {
+  const Deadline deadline = Deadline::after_ms(kLookMs);
+  for (std::size_t peer = 0; peer < ranks_.size() && !deadline.expired(); ++peer) {
+    if (static_cast<int>(peer) == rank_) continue;
+    const auto reason = store_->get(reason_key(ranks_[peer]), Deadline::after_ms(0));
+    if (reason) return *reason;
+  }
+  return "";
+} catch (const std::exception&) {
+  return "";
+}
+
+void Meeting::throw_reason() const {
+  const std::string reason = find_reason();
+  if (!reason.empty()) fail_unmet(code_of(reason), message_of(reason));
+}
+
 // Who still waits should learn why at once; the store may go with this rank.
 void Meeting::tell_failure(Errc code, const std::string& message) {
-  if (!place_.server && !place_.claims_ranks) return;
+  if (!place_.server && !place_.claims_ranks && !place_.is_of_one_group) return;
+  is_failure_known_ = true;
   try {
-    store_->set_within(kFailureKey, fmt::format("{} {}", static_cast<int>(code), message),
-                       kOwnWordsMs);
+    store_->set_within(kFailureKey, failure_text(code, message), kOwnWordsMs);
+    if (place_.is_of_one_group) return;
     poll(nullptr, 0, kTellMs);
     store_->set_within(kFailureKey, "", kOwnWordsMs);
     if (place_.server) store_->set(introduction_key(rank_), "");

@@ -22,6 +22,7 @@ struct MeetingPlace {
   bool is_served_by_rank_0 = false;
   bool is_for_meeting_only = false;  ///< rank 0 then serves another store for what comes later
   bool claims_ranks = false;         ///< others chose the numbers: two may have the same
+  bool is_of_one_group = false;      ///< the store: ranks that failed try again at another
   bool has_launcher = false;         ///< ours, which knows why a rank died
   int launcher_fd = -1;              ///< its control block for this group; -1: there is none
   std::string secret{};              ///< of the group's stores over TCP; may be empty
@@ -53,6 +54,9 @@ class Meeting {
 
   /// After a failure, so that the ranks may try again over the same store.
   void withdraw() noexcept;
+  /// In a handler: withdraws, tells the others why if the reason is this rank's own, and throws
+  /// what is handled again; or, where a peer was lost or silent because it gave up, why it did.
+  [[noreturn]] void give_up();
   /// Throws, after it has told the ranks that still wait.
   [[noreturn]] void fail_for_all(Errc code, const std::string& message);
   [[noreturn]] void fail_unmet(Errc code, const std::string& message) const;
@@ -75,6 +79,10 @@ class Meeting {
   void require_own_place();
   void require_nobody_missing(int first, const Owner& owner);
   void tell_failure(Errc code, const std::string& message);
+  void tell_reason(const Error& error) noexcept;
+  void await_others() noexcept;
+  std::string find_reason() const noexcept;
+  void throw_reason() const;  ///< of a rank that gave up, if there is one
 
   int rank_;
   int size_;
@@ -83,8 +91,9 @@ class Meeting {
   MeetingPlace place_;
   Deadline deadline_;
   Fd listener_;
-  std::string socket_;    // the listener's name
-  std::string own_text_;  // of this rank's introduction, once it is in the store
+  std::string socket_;             // the listener's name
+  std::string own_text_;           // of this rank's introduction, once it is in the store
+  bool is_failure_known_ = false;  // to the others
   std::vector<Introduction> ranks_;
 };
 

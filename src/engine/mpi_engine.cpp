@@ -60,8 +60,7 @@ std::shared_ptr<Engine> make_mpi_engine(const GroupSpec& spec, std::unique_ptr<M
     control->barrier();  // each rank sees that all have withdrawn, should they try again
     fail(Errc::kNotAvailable, "group: engine \"mpi\": {}", messages->why_not());
   } catch (...) {
-    meeting->withdraw();
-    throw;
+    meeting->give_up();
   }
 }
 

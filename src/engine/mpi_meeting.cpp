@@ -4,7 +4,11 @@
 
 #include <poll.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/fail.h"
@@ -20,12 +24,44 @@ namespace {
 constexpr std::size_t kTextBytes = 4096;
 using Text = std::vector<std::byte>;
 
+// Longer words are cut; what addresses of a host take is far from it.
+std::shared_ptr<Text> text_of(const std::string& words) {
+  const auto text = std::make_shared<Text>(kTextBytes);
+  std::memcpy(text->data(), words.data(), std::min(words.size(), kTextBytes - 1));
+  return text;
+}
+
+std::string refusal_text(const Error& error) {
+  return fmt::format("{} {}", static_cast<int>(error.code()), error.what());
+}
+
+// What rank 0 says: who does not join, and why (a code and a message); or, with -1, where to meet.
+struct Answer {
+  int refuser = -1;
+  std::string text{};
+
+  std::string whole() const { return fmt::format("{} {}", refuser, text); }
+  static Answer parse(const std::string& whole) {
+    return {std::atoi(whole.c_str()), whole.substr(whole.find(' ') + 1)};
+  }
+  [[noreturn]] void fail(int rank) const {
+    const auto code = static_cast<Errc>(std::atoi(text.c_str()));
+    const std::string message = text.substr(text.find(' ') + 1);
+    if (refuser == rank) throw Error(code, message);
+    constexpr std::string_view kFunction = "group: ";
+    throw Error(code,
+                fmt::format("group: rank {} cannot join: {}", refuser,
+                            message.substr(message.starts_with(kFunction) ? kFunction.size() : 0)));
+  }
+};
+
 class Meet {
  public:
   explicit Meet(const JoinRequest& request)
       : request_(request), deadline_(Deadline::after_ms(request.timeout_ms)) {}
 
-  MpiMeeting run() {
+  /// `refusal`: why this rank does not join; empty: it does.
+  MpiMeeting run(const std::string& refusal = "") {
     const std::string why = why_no_mpi_in_this_process();
     require(
         why.empty(), Errc::kNotAvailable,
@@ -43,11 +79,11 @@ class Meet {
     require(size == request_.ranks.size && rank == request_.ranks.rank, Errc::kInvalidArgument,
             "group: {} says rank {} of {}, but MPI says {} of {}", request_.ranks.source,
             request_.ranks.rank, request_.ranks.size, rank, size);
-    std::string refusal;
-    link_ = module.duplicate(handle(), refusal);
-    require(link_ != nullptr, Errc::kSystem, "group: MPI_Comm_idup: {}", refusal);
+    std::string why_no_duplicate;
+    link_ = module.duplicate(handle(), why_no_duplicate);
+    require(link_ != nullptr, Errc::kSystem, "group: MPI_Comm_idup: {}", why_no_duplicate);
     await("MPI_Comm_idup", [&] { return link_->is_ready(); });
-    return rank == 0 ? serve() : visit();
+    return rank == 0 ? serve(refusal) : visit(refusal);
   }
 
  private:
@@ -70,31 +106,63 @@ class Meet {
 
   const int* handle() const { return request_.communicator ? &*request_.communicator : nullptr; }
 
-  MpiMeeting serve() {
-    ServerAddress address{make_secret(), {}};
+  // Rank 0 hears whether the others join, and says where, or why nobody does.
+  MpiMeeting serve(const std::string& own_refusal) {
+    std::vector<std::string> refusals{own_refusal};
+    for (std::string& other : receive_from_all()) refusals.push_back(std::move(other));
+    std::size_t first = 0;
+    while (first < refusals.size() && refusals[first].empty()) ++first;
     MpiMeeting meeting;
-    meeting.secret = address.secret;
-    meeting.server = serve_group(false, "", address);
+    ServerAddress address{make_secret(), {}};
+    Answer answer;
+    if (first < refusals.size()) {
+      answer = {static_cast<int>(first), refusals[first]};
+    } else {
+      try {
+        meeting.secret = address.secret;
+        meeting.server = serve_group(false, "", address);
+        answer.text = address.text();
+      } catch (const Error& error) {
+        answer = {0, refusal_text(error)};
+      }
+    }
+    send_to_all(answer.whole());
+    if (answer.refuser >= 0) answer.fail(0);
+    meeting.store = connect(address);
+    return meeting;
+  }
+
+  MpiMeeting visit(const std::string& refusal) {
+    const auto own = text_of(refusal);
+    await_message(link_->send(0, 0, {own, own->data(), kTextBytes}));
     const auto text = std::make_shared<Text>(kTextBytes);
-    const std::string words = address.text();
-    require(words.size() < kTextBytes, Errc::kSystem,
-            "group: the addresses of this host take {} bytes, at most {}", words.size(),
-            kTextBytes - 1);
-    std::memcpy(text->data(), words.data(), words.size());
+    await_message(link_->receive(0, 0, {text, text->data(), kTextBytes}));
+    const Answer answer = Answer::parse(reinterpret_cast<const char*>(text->data()));
+    if (answer.refuser >= 0) answer.fail(request_.ranks.rank);
+    const auto address = ServerAddress::parse(answer.text);
+    return {nullptr, connect(address), address.secret};
+  }
+
+  std::vector<std::string> receive_from_all() {
+    std::vector<std::shared_ptr<Text>> texts;
+    std::vector<MessageId> messages;
+    for (int peer = 1; peer < request_.ranks.size; ++peer) {
+      texts.push_back(std::make_shared<Text>(kTextBytes));
+      messages.push_back(link_->receive(peer, 0, {texts.back(), texts.back()->data(), kTextBytes}));
+    }
+    for (const MessageId message : messages) await_message(message);
+    std::vector<std::string> words;
+    for (const auto& text : texts) words.emplace_back(reinterpret_cast<const char*>(text->data()));
+    return words;
+  }
+
+  void send_to_all(const std::string& words) {
+    const auto text = text_of(words);
     std::vector<MessageId> messages;
     for (int peer = 1; peer < request_.ranks.size; ++peer) {
       messages.push_back(link_->send(peer, 0, {text, text->data(), kTextBytes}));
     }
     for (const MessageId message : messages) await_message(message);
-    meeting.store = connect(address);
-    return meeting;
-  }
-
-  MpiMeeting visit() {
-    const auto text = std::make_shared<Text>(kTextBytes);
-    await_message(link_->receive(0, 0, {text, text->data(), kTextBytes}));
-    const auto address = ServerAddress::parse(reinterpret_cast<const char*>(text->data()));
-    return {nullptr, connect(address), address.secret};
   }
 
   std::shared_ptr<Store> connect(const ServerAddress& address) {
@@ -110,5 +178,12 @@ class Meet {
 }  // namespace
 
 MpiMeeting meet_over_mpi(const JoinRequest& request) { return Meet(request).run(); }
+
+void refuse_over_mpi(const JoinRequest& request, const Error& why) noexcept {
+  try {
+    Meet(request).run(refusal_text(why));
+  } catch (const std::exception&) {  // `why` itself, or that others did not come
+  }
+}
 
 }  // namespace switchyard

@@ -20,7 +20,12 @@ struct MpiMeeting {
 
 /// Collective over the request's communicator or, without one, MPI_COMM_WORLD, which must consist
 /// of the group's ranks. Errors: kNotAvailable (no MPI here), kTimeout (a process did not come; MPI
-/// does not say which), kInvalidArgument (another number of ranks), kSystem.
+/// does not say which), kInvalidArgument (another number of ranks), kSystem; and those of
+/// refuse_over_mpi on another rank.
 MpiMeeting meet_over_mpi(const JoinRequest& request);
+
+/// In place of meet_over_mpi, on a rank that cannot join: the others get the code and the words of
+/// `why`.
+void refuse_over_mpi(const JoinRequest& request, const Error& why) noexcept;
 
 }  // namespace switchyard

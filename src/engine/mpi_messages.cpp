@@ -96,6 +96,12 @@ std::string agree(RemoteControl& control, const std::string& why_not_here) {
   return "";
 }
 
+// MPI_Finalize would wait for a rank that is lost, also where this one has left the group before.
+void guard_finalize(RemoteControl& control) {
+  control.when_ended([] { forbid_mpi_finalize(); });
+  if (mpi_module().will_finalize()) control.listen_after_leaving();
+}
+
 // MPI_Init waits for every process of the job, and cannot be ended. Why it was not called.
 std::string initialize(RemoteControl& control) {
   const MpiModule& module = mpi_module();
@@ -213,7 +219,7 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
   std::vector<int> ranks;
   if (shared_) {
     for (const int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
-    control.when_ended([] { forbid_mpi_finalize(); });
+    guard_finalize(control);
   }
   return std::make_unique<MpiMessages>(control, shared_, std::move(ranks), why_not_);
 }
@@ -221,9 +227,10 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
 std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int* fortran_handle) {
   std::string why = agree(control, why_no_mpi_in_this_process());
   if (why.empty()) {
-    control.when_ended([] { forbid_mpi_finalize(); });
+    control.when_ended([] { forbid_mpi_finalize(); });  // MPI_Init waits likewise
     why = initialize(control);
   }
+  if (why.empty()) guard_finalize(control);
   if (why.empty() && fortran_handle == nullptr) {
     why = agree(control, why_not_this_world(control));
   }

@@ -54,6 +54,8 @@ struct MpiModule {
   /// waited for at most ten times `timeout_ms` (the largest of all calls), unless forbid_finalize
   /// was called. Returns why there is no such thread; empty if there is.
   std::string (*start_init)(std::int64_t timeout_ms) = nullptr;
+  /// Whether that thread was started in this process.
+  bool (*will_finalize)() = nullptr;
   /// Why this thread may not use MPI, for example because it was initialized for another one alone;
   /// empty if it may.
   std::string (*why_not_here)() = nullptr;

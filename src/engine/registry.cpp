@@ -2,6 +2,7 @@
 
 #include "engine/registry.h"
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -13,10 +14,6 @@ namespace switchyard {
 namespace {
 
 std::shared_ptr<Engine> join_local(const JoinRequest& request) {
-  require(request.ranks.size == 1, Errc::kInvalidArgument,
-          "group: engine \"local\" has its ranks in one process, but {} started {}; use engine "
-          "\"shm\"",
-          request.ranks.source, request.ranks.size);
   return make_local_engines(1, request.timeout_ms)[0];
 }
 
@@ -26,11 +23,12 @@ std::shared_ptr<Engine> join(const JoinRequest& request) {
 }
 
 constexpr char kAuto[] = "auto";
+constexpr char kLocal[] = "local";
 constexpr char kShm[] = "shm";
 constexpr char kMpi[] = "mpi";
 
 constexpr std::array<EngineInfo, 3> kEngines{{
-    {"local", "ranks are threads of one process", &join_local},
+    {kLocal, "ranks are threads of one process", &join_local},
     {kShm, "ranks are processes of one host, over shared memory", &join<kShm>},
     {kMpi, "ranks are processes of any hosts; rows travel over MPI", &join<kMpi>},
 }};
@@ -39,15 +37,28 @@ constexpr std::array<EngineInfo, 3> kEngines{{
 
 std::span<const EngineInfo> all_engines() { return kEngines; }
 
-std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request) {
-  if (name == kAuto && request.ranks.size > 1) return join<kAuto>(request);
+void require_engine(const std::string& name, const JoinRequest& request) {
   std::vector<const char*> names;
+  bool is_known = name == kAuto;
   for (const EngineInfo& engine : kEngines) {
-    if (name == engine.name || name == kAuto) return engine.join(request);
+    is_known = is_known || name == engine.name;
     names.push_back(engine.name);
   }
-  fail(Errc::kInvalidArgument, "group: engine \"{}\" is not in this build; built with: {}", name,
-       fmt::join(names, ", "));
+  require(is_known, Errc::kInvalidArgument,
+          "group: engine \"{}\" is not in this build; built with: {}", name,
+          fmt::join(names, ", "));
+  require(name != kLocal || request.ranks.size == 1, Errc::kInvalidArgument,
+          "group: engine \"local\" has its ranks in one process, but {} started {}; use engine "
+          "\"shm\"",
+          request.ranks.source, request.ranks.size);
+}
+
+std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request) {
+  require_engine(name, request);
+  if (name == kAuto && request.ranks.size > 1) return join<kAuto>(request);
+  const auto chosen = std::ranges::find_if(
+      kEngines, [&](const EngineInfo& engine) { return name == engine.name || name == kAuto; });
+  return chosen->join(request);
 }
 
 }  // namespace switchyard

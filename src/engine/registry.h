@@ -36,6 +36,9 @@ struct EngineInfo {
 
 std::span<const EngineInfo> all_engines();
 
+/// What join_engine says before it meets anybody. Errors: kInvalidArgument.
+void require_engine(const std::string& name, const JoinRequest& request);
+
 /// Collective. `name` may be "auto": local for one rank, shm for ranks of one host, else mpi.
 /// Errors: kInvalidArgument for an unknown name, and those of the engine.
 std::shared_ptr<Engine> join_engine(const std::string& name, const JoinRequest& request);

@@ -40,12 +40,18 @@ RemoteControl::RemoteControl(GroupSpec spec, Parts parts)
 }
 
 RemoteControl::~RemoteControl() {
+  if (!process_.is_this_one()) return;
   remote_exit::remove(*this);
   leave();
 }
 
 void RemoteControl::leave() noexcept {
-  link_->leave();
+  if (listens_after_leaving_) {
+    link_->leave_but_listen();
+    remote_exit::listen(link_);
+  } else {
+    link_->leave();
+  }
   if (server_) remote_exit::keep(std::move(server_), timeout_ms());
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <memory>
 
+#include "core/service_thread.h"
 #include "engine/group_server.h"
 #include "transport/member_link.h"
 
@@ -24,13 +25,16 @@ class RemoteControl final : public Control {
   bool abort(Errc code, int culprit, const std::string& reason) noexcept override;
   void enter(Phase phase, std::uint64_t call) noexcept override;
 
-  /// Waits for nobody from now on; the server of rank 0 stays until all ranks have left.
+  /// Waits for nobody from now on; the server of rank 0 stays until all ranks have left. Does
+  /// nothing in a forked copy of the process.
   void leave() noexcept;
 
   /// As MemberLink.
   void when_ended(std::function<void()> action) { link_->when_ended(std::move(action)); }
   /// From now on a wait looks at its condition often: messages ring no bell.
   void expect_messages() { expects_messages_ = true; }
+  /// A rank that has left still learns why the group of the others ended, for when_ended.
+  void listen_after_leaving() { listens_after_leaving_ = true; }
   /// For the stores of subgroups; all ranks of the group have it.
   const std::string& secret() const { return secret_; }
 
@@ -50,8 +54,10 @@ class RemoteControl final : public Control {
 
   std::shared_ptr<StoreServer> server_;  // of rank 0
   std::string secret_;
-  std::unique_ptr<MemberLink> link_;
+  std::shared_ptr<MemberLink> link_;
   std::atomic<bool> expects_messages_ = false;
+  std::atomic<bool> listens_after_leaving_ = false;
+  OwnProcess process_;
 };
 
 }  // namespace switchyard

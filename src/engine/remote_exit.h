@@ -11,8 +11,9 @@
 #include "transport/store_server.h"
 
 namespace switchyard {
+class MemberLink;
 class RemoteControl;
-}
+}  // namespace switchyard
 
 namespace switchyard::remote_exit {
 
@@ -24,10 +25,14 @@ void remove(RemoteControl& group);
 /// `exit_ms` at most.
 void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms);
 
+/// Keeps the link of a group that this rank has left but listens to, until it is over.
+void listen(std::shared_ptr<MemberLink> link);
+
 /// Once MPI_Finalize has been registered to run at the end of the process: this comes before it.
 void precede_mpi();
 
-/// What the end of the process does; for one that skips its exit handlers.
+/// What the end of the process does; for one that skips its exit handlers. Where it is called again
+/// it waits no longer than the first call would have.
 void run() noexcept;
 
 }  // namespace switchyard::remote_exit

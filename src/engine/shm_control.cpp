@@ -30,7 +30,7 @@ ShmControl::ShmControl(GroupSpec spec, std::unique_ptr<Meeting> meeting)
     : SharedControl(std::move(spec)), meeting_(std::move(meeting)), place_(meeting_->place()) {}
 
 ShmControl::~ShmControl() {
-  if (control_memory_.data() != nullptr) leave();
+  if (control_memory_.data() != nullptr && process_.is_this_one()) leave();
 }
 
 void ShmControl::map_control(const Fd& memory) {
@@ -68,8 +68,7 @@ void ShmControl::join() {
     if (place_.is_for_meeting_only) move_to_own_store(ranks);
     barrier();
   } catch (...) {
-    meeting_->withdraw();
-    throw;
+    meeting_->give_up();
   }
   meeting_.reset();
   enter(Phase::kIdle, 0);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/service_thread.h"
 #include "engine/meeting.h"
 #include "engine/mesh.h"
 #include "engine/shared_control.h"
@@ -49,6 +50,7 @@ class ShmControl final : public SharedControl {
   Mapping control_memory_;
   std::vector<PeerLink> links_;
   std::atomic<std::int64_t> lost_since_ns_ = 0;
+  OwnProcess process_;
 };
 
 }  // namespace switchyard

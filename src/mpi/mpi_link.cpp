@@ -36,6 +36,7 @@ std::vector<std::shared_ptr<void>>& abandoned() {
 std::shared_ptr<MpiLink> Link::start(MPI_Comm original, std::string& why) {
   const std::lock_guard lock(call_mutex());
   std::shared_ptr<Link> link(new Link);
+  const ReturnedErrors returned(original);
   const int error =
       MPI_Comm_idup(original, &link->duplicate_->communicator, &link->duplicate_->request);
   if (error == MPI_SUCCESS) return link;
@@ -68,7 +69,8 @@ bool Link::is_ready() {
   MPI_Comm_size(duplicate_->communicator, &size_);
   void* value = nullptr;
   int has_value = 0;
-  MPI_Comm_get_attr(duplicate_->communicator, MPI_TAG_UB, &value, &has_value);
+  // A predefined attribute: Open MPI has it at MPI_COMM_WORLD, and at no part of it.
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &has_value);
   max_tag_ = has_value != 0 ? *static_cast<int*>(value) : MessageChannel::kMaxTag;
   is_ready_ = true;
   return true;

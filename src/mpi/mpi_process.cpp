@@ -32,6 +32,7 @@ struct Keeper {
   bool is_finalized = false;
   std::int64_t exit_timeout_ms = 0;
   std::atomic<bool> may_finalize = true;
+  OwnProcess process;
 };
 
 Keeper& keeper() {
@@ -57,6 +58,7 @@ void keep() {
 // A rank that was lost would be waited for; a rank that ends late is waited for up to a limit.
 void finalize_at_exit() {
   Keeper& own = keeper();
+  if (!own.process.is_this_one()) return;  // a forked copy, in which nobody would finalize
   std::unique_lock lock(own.mutex);
   int is_finalized = 0;
   MPI_Finalized(&is_finalized);
@@ -109,6 +111,12 @@ std::string start_init(std::int64_t timeout_ms) {
   own.has_started = true;
   std::atexit(finalize_at_exit);
   return "";
+}
+
+bool will_finalize() {
+  Keeper& own = keeper();
+  const std::lock_guard lock(own.mutex);
+  return own.has_started && own.process.is_this_one();
 }
 
 std::string why_not_here() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mpi.h>
 #include <mutex>
 #include <string>
 
@@ -15,9 +16,30 @@ namespace switchyard::mpi {
 /// MPI_THREAD_SERIALIZED only.
 std::mutex& call_mutex();
 
+/// While it lives, errors of calls on the communicator are returned. Otherwise they end the job
+/// unless the program has said what else.
+class ReturnedErrors {
+ public:
+  explicit ReturnedErrors(MPI_Comm communicator) : communicator_(communicator) {
+    MPI_Comm_get_errhandler(communicator_, &before_);
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+  }
+  ReturnedErrors(const ReturnedErrors&) = delete;
+  ReturnedErrors& operator=(const ReturnedErrors&) = delete;
+  ~ReturnedErrors() {
+    MPI_Comm_set_errhandler(communicator_, before_);
+    MPI_Errhandler_free(&before_);
+  }
+
+ private:
+  MPI_Comm communicator_;
+  MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
+
 std::string library();
 MpiInit init_state();
 std::string start_init(std::int64_t timeout_ms);
+bool will_finalize();
 std::string why_not_here();
 void forbid_finalize();
 bool may_finalize();

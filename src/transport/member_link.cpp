@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "core/fail.h"
-#include "core/service_thread.h"
 #include "transport/control_block.h"
 #include "transport/futex.h"
 
@@ -66,15 +65,26 @@ MemberLink::~MemberLink() { leave(); }
 
 void MemberLink::leave() noexcept {
   if (is_leaving_.exchange(true)) return;
+  if (!process_.is_this_one()) {  // the rank itself stays
+    is_over_ = true;
+    return join_service_thread(thread_, process_);
+  }
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
-  thread_.join();
+  join_service_thread(thread_, process_);
   {
     const std::lock_guard lock(mutex_);
     unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, {}});
   }
   say_goodbye();
   is_over_ = true;
+}
+
+void MemberLink::leave_but_listen() noexcept {
+  if (!process_.is_this_one()) return;
+  send(Operation::kLeave, {});
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kAnswerTime, [&] { return is_over_ || left_ns(rank_) != 0; });
 }
 
 void MemberLink::enter(const Place& place) noexcept {
@@ -237,7 +247,11 @@ void MemberLink::take_event(std::string_view event) {
       return ring();
     case Event::kLeft: {
       if (content.size() != 4 || get_u32(content, 0) >= left_ns_.size()) return;
-      left_ns_[get_u32(content, 0)].store(now_ns(), std::memory_order_release);
+      {
+        const std::lock_guard lock(mutex_);
+        left_ns_[get_u32(content, 0)].store(now_ns(), std::memory_order_release);
+      }
+      changed_.notify_all();
       return ring();
     }
     case Event::kEnded:

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/service_thread.h"
 #include "transport/member_protocol.h"
 #include "transport/socket.h"
 #include "transport/store_connection.h"
@@ -32,8 +33,15 @@ class MemberLink {
   MemberLink(const MemberLink&) = delete;
   MemberLink& operator=(const MemberLink&) = delete;
 
-  /// The rank waits for nobody from now on. Called again, it does nothing.
+  /// The rank waits for nobody from now on. Called again, or in a forked copy of the process, it
+  /// does nothing.
   void leave() noexcept;
+
+  /// As leave, but stays connected, and so learns why the group of the others ended. Returns when
+  /// the server knows, or soon after if it does not answer.
+  void leave_but_listen() noexcept;
+  /// The connection has ended: nothing more will be heard.
+  bool is_over() const noexcept { return is_over_; }
 
   const Address& server_address() const { return connection_.address(); }
 
@@ -104,6 +112,7 @@ class MemberLink {
   store_protocol::FrameBuffer received_;  // of the thread
   std::int64_t heard_ns_ = 0;
   std::int64_t next_beat_ns_ = 0;
+  OwnProcess process_;
   std::thread thread_;
 };
 

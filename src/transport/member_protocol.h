@@ -8,7 +8,7 @@
 //   kBeat   u32 phase, u64 call  (each kBeatMs)            kMet     u64 number
 //   kMeet   u64 number                                     kLeft    u32 rank
 //   kEnd    u32 code, u32 culprit, u32 author, reason      kEnded   as kEnd
-//   kLeave
+//   kLeave                                                 kLeft    to the rank itself, too
 //   kAsk    u32 question, u64 argument                     the reply to it
 #pragma once
 

@@ -52,6 +52,7 @@ bool Roster::join(const Join& join, std::int64_t now_ns) {
   Member& member = members_[join.rank];
   if (member.heard_ns != 0) return false;
   member.is_here = true;
+  member.is_connected = true;
   member.heard_ns = now_ns;
   return true;
 }
@@ -102,7 +103,9 @@ void Roster::leave(int rank) {
 
 void Roster::lose(int rank) {
   Member* const member = find(rank);
-  if (member == nullptr || !member->is_here) return;
+  if (member == nullptr) return;
+  member->is_connected = false;
+  if (!member->is_here) return;
   member->is_here = false;
   end({abort_code(Errc::kPeerLost), rank, -1, "its connection ended"});
 }
@@ -113,9 +116,9 @@ void Roster::look(std::int64_t now_ns) {
   const bool was_stopped = away > Deadline::kStoppedNs;
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     Member& member = members_[rank];
+    if (member.is_connected) send_(static_cast<int>(rank), event_text(Event::kAlive, {}));
     if (!member.is_here) continue;
     if (was_stopped) member.heard_ns += away;
-    send_(static_cast<int>(rank), event_text(Event::kAlive, {}));
     if (now_ns - member.heard_ns <= silence_ns_) continue;
     end({abort_code(Errc::kPeerLost), static_cast<int>(rank), -1,
          fmt::format("no sign of life for {:.1f} s: stopped, or its host is cut off",
@@ -139,7 +142,7 @@ std::optional<std::string> Roster::answer(Question question, std::uint64_t argum
 void Roster::tell_all(Event event, std::string_view content) {
   const std::string text = event_text(event, content);
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].is_here) send_(static_cast<int>(rank), text);
+    if (members_[rank].is_connected) send_(static_cast<int>(rank), text);
   }
 }
 

@@ -37,7 +37,7 @@ class Roster {
   void meet(int rank, std::uint64_t number);
   /// Ends the group; the first cause is kept and sent to all.
   void end(const member_protocol::End& end);
-  /// The rank waits for nobody any more: its end is no loss.
+  /// The rank waits for nobody any more: its end is no loss. It gets events as long as it listens.
   void leave(int rank);
   /// The rank's connection ended: a loss, unless it had left.
   void lose(int rank);
@@ -53,6 +53,7 @@ class Roster {
   struct Member {
     bool is_here = false;  // joined, and neither left nor lost
     bool has_left = false;
+    bool is_connected = false;  // gets events; a rank that has left may still listen
     std::int64_t heard_ns = 0;
     std::uint64_t met = 0;  // number of its last meeting
     member_protocol::Place place;

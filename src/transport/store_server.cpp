@@ -60,7 +60,7 @@ class StoreServer::Loop {
   ~Loop() {
     is_stopping_ = true;
     wake();
-    if (thread_.joinable()) thread_.join();
+    join_service_thread(thread_, process_);
   }
 
   void start();
@@ -104,6 +104,7 @@ class StoreServer::Loop {
   std::atomic<bool> is_stopping_ = false;
   std::atomic<bool> ends_when_over_ = false;
   std::atomic<bool> has_ended_ = false;
+  OwnProcess process_;
   std::thread thread_;
 };
 

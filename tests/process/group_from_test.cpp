@@ -257,6 +257,66 @@ TEST(GroupFromTest, RankThatIsKilledMeanwhileIsNamed) {
   }
 }
 
+// Rank 0 cannot say where its server is: the others have its words, not only that it gave up.
+TEST(GroupFromTest, WhyRank0GaveUpIsToldToTheOthers) {
+  const TempFolder folder;
+  test::ProcessOptions two_hosts;
+  two_hosts.engine = "auto";
+  two_hosts.host_of = [](int rank) { return rank % 2; };
+  test::run_processes(
+      3,
+      [&](const Group& outer) {
+        OwnStore store(folder.file("store"));
+        StoreFunctions functions;
+        functions.get = [&](const std::string& key, std::int64_t ms) {
+          return store.file.get("mine/" + key, Deadline::after_ms(ms));
+        };
+        functions.set = [set = store.functions().set](const std::string& key,
+                                                      const std::string& value) {
+          if (key.find("/server/") != key.npos) throw std::runtime_error("no space is left");
+          set(key, value);
+        };
+        const std::int64_t start = now_ns();
+        expect_error(Errc::kSystem,
+                     outer.rank() == 0 ? "threw: no space is left"
+                                       : "group: rank 0 gave up: store: the caller's set(",
+                     [&] {
+                       Group::from(outer.rank(), 3, functions,
+                                   {.engine = "auto", .timeout_ms = 10'000});
+                     });
+        EXPECT_LT(now_ns() - start, 3'000'000'000);
+        outer.barrier();
+      },
+      two_hosts);
+}
+
+// For longer than anybody asks for what is there.
+TEST(GroupFromTest, SlowStoreIsNoRankThatGaveUp) {
+  const TempFolder folder;
+  test::ProcessOptions two_hosts;
+  two_hosts.engine = "auto";
+  two_hosts.host_of = [](int rank) { return rank; };
+  test::run_processes(
+      2,
+      [&](const Group& outer) {
+        OwnStore store(folder.file("store"));
+        StoreFunctions functions{store.functions().set, nullptr};
+        std::int64_t slow_until_ns = 0;
+        functions.get = [&](const std::string& key, std::int64_t ms) -> std::optional<std::string> {
+          const bool is_of_rank_0 = key.find("/join/0") != key.npos;
+          if (is_of_rank_0 && now_ns() < slow_until_ns) return std::nullopt;
+          auto value = store.file.get("mine/" + key, Deadline::after_ms(ms));
+          if (is_of_rank_0 && value && slow_until_ns == 0) slow_until_ns = now_ns() + 1'500'000'000;
+          return value;
+        };
+        const Group group =
+            Group::from(outer.rank(), 2, functions, {.engine = "auto", .timeout_ms = 10'000});
+        group.barrier();
+        EXPECT_TRUE(outer.rank() == 0 || slow_until_ns > 0);
+      },
+      two_hosts);
+}
+
 TEST(GroupFromTest, NothingIsLeftBehind) {
   const TempFolder folder;
   test::RankProcesses ranks(2, [&](const Group& outer) {

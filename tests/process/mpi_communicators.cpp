@@ -6,11 +6,15 @@
 #include <cstdio>
 #include <mpi.h>
 #include <stdexcept>
+#include <string>
+
+#include <fmt/format.h>
 
 #include "switchyard/c/group.h"
 #include "switchyard/mpi.h"
 
 #include "conformance/exchange_suite.h"
+#include "core/clock.h"
 #include "core/settings.h"
 
 namespace switchyard {
@@ -32,11 +36,68 @@ class Part {
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 
+// Each exchange takes a channel of the communicator, so a group with few of them would not do.
 void exchange(const Group& group) {
   int num_cases = 0;
   for (const auto& test : conformance::exchange_cases({group.size()})) {
-    if (++num_cases <= 5) conformance::check_exchange(group, test);
+    if (++num_cases > 5) break;
+    const std::string skipped = conformance::check_exchange(group, test).skipped;
+    expect(skipped.empty(), skipped.c_str());
   }
+  expect(num_cases > 5, "there are many cases");
+}
+
+// What one rank alone finds wrong, all ranks say, at once.
+void pass_on_reasons(int rank) {
+  const auto expect_on_all = [&](const GroupOptions& options, const std::string& words) {
+    const std::int64_t start = now_ns();
+    try {
+      group_from_mpi(MPI_COMM_WORLD, options);
+      expect(false, "a rank cannot join");
+    } catch (const Error& error) {
+      expect(error.code() == Errc::kInvalidArgument, error.what());
+      expect(std::string(error.what()).find(words) != std::string::npos, error.what());
+    }
+    expect(now_ns() - start < std::int64_t{5'000'000'000}, "nobody waits for the timeout");
+  };
+  for (const int culprit : {0, 2}) {
+    const std::string opening = fmt::format("group: rank {} ", culprit);
+    const bool is_it = rank == culprit;
+    GroupOptions options{.timeout_ms = 20'000};
+    if (is_it) options.engine = "carrier";
+    expect_on_all(options, (is_it ? "group: " : opening + "cannot join: ") +
+                               "engine \"carrier\" is not in this build");
+    options = {.timeout_ms = is_it ? -5 : 20'000};
+    expect_on_all(options, is_it ? "timeout_ms is -5" : opening + "cannot join: ");
+    const std::string host = setting("SWITCHYARD_HOST_ID").text;
+    if (is_it) set_setting("SWITCHYARD_HOST_ID", std::string(200, 'x'));
+    expect_on_all({.timeout_ms = 20'000}, (is_it ? "" : opening + "gave up: ") +
+                                              "setting SWITCHYARD_HOST_ID has 200 characters");
+    set_setting("SWITCHYARD_HOST_ID", host);
+  }
+  const Group again = group_from_mpi(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+  again.barrier();
+}
+
+// A handle of what was freed, and numbers that are of nothing. Errors must not end the job, though
+// the program leaves its errors to MPI.
+void refuse_handles_of_nothing() {
+  MPI_Comm freed = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &freed);
+  const int stale = MPI_Comm_c2f(freed);
+  MPI_Comm_free(&freed);
+  for (const int handle : {stale, 123456, -7}) {
+    try {
+      group_from_mpi_handle(handle);
+      expect(false, "a handle of nothing is refused");
+    } catch (const Error& error) {
+      expect(error.code() == Errc::kInvalidArgument, error.what());
+    }
+  }
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+  expect(handler == MPI_ERRORS_ARE_FATAL, "what errors do is as before");
+  MPI_Errhandler_free(&handler);
 }
 
 void run(int rank, int size) {
@@ -70,6 +131,8 @@ void run(int rank, int size) {
   } catch (const Error& error) {
     expect(error.code() == Errc::kInvalidArgument, "no communicator is an invalid argument");
   }
+  refuse_handles_of_nothing();
+  pass_on_reasons(rank);
   sy_group* group = nullptr;
   sy_group_info info = {};
   info.struct_size = sizeof(info);

@@ -3,6 +3,7 @@
 // mpi_rank.cpp: the program that the tests start under mpirun. Arguments: the task, ranks per host,
 // the rank that behaves differently, and what it does.
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -107,6 +108,52 @@ int fault(int victim, const std::string& deed) {
   return kErrorExitCode;
 }
 
+// A rank leaves its group, which is well, and ends; then `victim` is lost to those that stay, which
+// go on with something else.
+int leave(int victim) {
+  static const std::int64_t start = now_ns();
+  const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  if (rank == 1) {
+    std::atexit([] {  // the first, so that it comes last
+      std::fprintf(stderr, "rank 1 ended after %.1f s\n",
+                   static_cast<double>(now_ns() - start) * 1e-9);
+    });
+  }
+  Group group = Group::from_environment();
+  group.barrier();
+  if (rank == 1) return 0;
+  sleep(2);  // rank 1 is in MPI_Finalize
+  if (rank == victim) raise(SIGKILL);
+  const Group& kept = *new Group(group);
+  try {
+    kept.control().wait({Phase::kDispatchReceive, 1, victim}, [] { return false; });
+  } catch (const Error& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  }
+  sleep(8);
+  return kErrorExitCode;
+}
+
+// A forked copy of a rank ends like any process, and does so soon; the rank stays in its group.
+int fork_and_exit() {
+  static const Group group = Group::from_environment();  // is there when the copy ends
+  group.barrier();
+  const std::int64_t start = now_ns();
+  const pid_t copy = fork();
+  if (copy == 0) std::exit(0);
+  int status = -1;
+  const Deadline deadline = Deadline::after_ms(5000);
+  while (waitpid(copy, &status, WNOHANG) == 0 && !deadline.expired()) usleep(10'000);
+  const bool has_ended = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!has_ended) kill(copy, SIGKILL);
+  sleep(2);  // who had left would be missed by now
+  group.barrier();
+  if (group.rank() == 0) std::printf("copies %s\n", has_ended ? "end" : "wait");
+  std::fprintf(stderr, "rank %d: its copy took %.1f s\n", group.rank(),
+               static_cast<double>(now_ns() - start) * 1e-9 - 2);
+  return 0;
+}
+
 int run(int argc, char** argv) {
   const std::string task = argc > 1 ? argv[1] : "";
   const int ranks_per_host = argc > 2 ? std::atoi(argv[2]) : 1;
@@ -118,6 +165,8 @@ int run(int argc, char** argv) {
   if (task == "meet") setenv("OMPI_COMM_WORLD_LOCAL_SIZE", argv[2], 1);
   if (task == "exchange" || task == "meet") return exchange();
   if (task == "split") return split();
+  if (task == "leave") return leave(victim);
+  if (task == "fork") return fork_and_exit();
   if (task == "fault") return fault(victim, argc > 4 ? argv[4] : "");
   std::fprintf(stderr, "mpi_rank: no task \"%s\"\n", task.c_str());
   return kErrorExitCode;

@@ -169,6 +169,25 @@ TEST_F(MpiFaultTest, RankWhoseLinksAreCutIsOneErrorOnAllSurvivors) {
   expect_on_survivors(3, "cut", "peer_lost", "rank 3 was lost (no sign of life for 1.5 s");
 }
 
+// What it left the group with is well, but MPI_Finalize would wait for the one that is lost.
+TEST_F(MpiFaultTest, RankThatLeftDoesNotWaitForOneThatIsLost) {
+  const CommandResult result = run_mpi(4, {"leave", "2", "2"}, true);
+  for (const char* rank : {"rank 0: ", "rank 3: "}) {
+    EXPECT_THAT(result.error, HasSubstr(std::string(rank) + "dispatch: rank 2 was lost"));
+  }
+  const std::string opening = "rank 1 ended after ";
+  const std::size_t at = result.error.find(opening);
+  ASSERT_NE(at, std::string::npos) << result.error;
+  EXPECT_LE(std::stod(result.error.substr(at + opening.size())), 2 + kTimeoutSeconds)
+      << "rank 1 waited for MPI_Finalize";
+}
+
+TEST_F(MpiFaultTest, ForkedCopyOfARankEndsSoonAndLeavesItInTheGroup) {
+  const CommandResult result = run_mpi(4, {"fork", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "copies end\n") << result.error;
+}
+
 TEST_F(MpiFaultTest, HostThatNeverComesIsNamed) {
   const CommandResult result = run_mpi(3, {"fault", "2", "2", "late"}, true);
   for (const char* rank : {"rank 0: ", "rank 1: "}) {

@@ -4,14 +4,17 @@
 // TCP alone. Ranks that die, stop, are cut off or never come.
 
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <signal.h>
 
 #include <gmock/gmock.h>
 
 #include "core/clock.h"
+#include "engine/remote_exit.h"
 #include "support/cut_links.h"
 #include "support/engine_suite.h"
 #include "support/errors.h"
@@ -233,6 +236,61 @@ TEST(RemoteFaultTest, LossIsSeenAtOnceAfterRank0HasLeft) {
   EXPECT_THAT(what(outcome), HasSubstr("rank 2 was lost (its connection ended)"));
   EXPECT_EQ(ranks.wait_for(0).exit_code, 0);
   EXPECT_LE(now_ns() - start, std::int64_t{3'000'000'000});
+}
+
+// It has none of the threads, and what it says would be taken for the rank's words.
+TEST(RemoteEngineTest, ForkedCopyOfARankEndsSoonAndLeavesItInTheGroup) {
+  for (const bool shares_host : {false, true}) {
+    ProcessOptions options = two_hosts(10'000);
+    if (shares_host) options.host_of = nullptr;
+    run_processes(
+        2,
+        [](const Group& group) {
+          static std::optional<Group> kept;  // is there when the copy ends
+          kept = group;
+          group.barrier();
+          const pid_t copy = fork();
+          if (copy == 0) {
+            kept.reset();
+            remote_exit::run();
+            _exit(0);
+          }
+          int status = -1;
+          const Deadline deadline = Deadline::after_ms(5000);
+          while (waitpid(copy, &status, WNOHANG) == 0 && !deadline.expired()) usleep(10'000);
+          EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the copy waits";
+          kill(copy, SIGKILL);
+          usleep(1'500'000);  // who had left would be missed by now
+          group.barrier();
+          kept.reset();
+        },
+        options);
+  }
+}
+
+// Rank 1 stays: rank 0, whose exit handlers come twice where there is MPI, waits for one timeout.
+TEST(RemoteEngineTest, EndOfRank0WaitsOnce) {
+  const Shared<std::atomic<int>> num_there;
+  RankProcesses ranks(
+      2,
+      [&](const Group& group) {
+        group.barrier();
+        ++*num_there;
+        if (group.rank() == 1) {
+          usleep(5'000'000);
+          return;
+        }
+        const std::int64_t start = now_ns();
+        remote_exit::run();
+        remote_exit::run();
+        const std::int64_t waited_ns = now_ns() - start;
+        EXPECT_GT(waited_ns, 1'900'000'000);
+        EXPECT_LT(waited_ns, 3'000'000'000);
+      },
+      two_hosts(2000));
+  wait_until(*num_there, 2);
+  EXPECT_EQ(ranks.wait_for(0).exit_code, 0);
+  EXPECT_EQ(ranks.wait_for(1).exit_code, 0);
 }
 
 TEST(RemoteEngineTest, RanksThatFailedTryAgainOverTheSameStore) {

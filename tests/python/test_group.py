@@ -191,6 +191,53 @@ def test_mpi_communicators(run_program):
     assert code == 0 and sorted(out.split()) == ["0", "1", "2", "2"], errors
 
 
+class OneOfTwo:
+    """As a communicator of mpi4py with two ranks, which are threads."""
+
+    def __init__(self, rank, shared):
+        self.rank, self.shared = rank, shared
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return 2
+
+    def Barrier(self):
+        self.shared["barrier"].wait(20)
+
+    def allgather(self, value):
+        self.shared[self.rank] = value
+        self.Barrier()
+        values = [self.shared[0], self.shared[1]]
+        self.Barrier()
+        return values
+
+    def bcast(self, value, root):
+        return self.allgather(value)[root]
+
+
+def test_mpi_ranks_of_one_host_hear_why_rank_0_has_no_folder(monkeypatch):
+    monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: "no module")
+    monkeypatch.setattr("tempfile.tempdir", "/nothing/here")
+    shared, errors = {"barrier": threading.Barrier(2)}, {}
+
+    def join(rank):
+        try:
+            Group.from_mpi(OneOfTwo(rank, shared))
+        except Exception as error:  # pylint: disable=broad-except
+            errors[rank] = error
+
+    ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+    for rank in range(2):
+        assert isinstance(errors[rank], switchyard.errors.SystemCallError)
+        assert "rank 0 has no folder" in str(errors[rank]) and "/nothing/here" in str(errors[rank])
+
+
 def test_mpi_communicators_of_several_hosts(run_program):
     if importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None:
         pytest.skip("mpi4py or mpirun is not installed")

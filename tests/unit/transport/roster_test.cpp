@@ -89,6 +89,17 @@ TEST_F(RosterTest, LostIsWhoDidNotLeave) {
   EXPECT_EQ(count(0, Event::kEnded), 1);
 }
 
+TEST_F(RosterTest, WhoHasLeftAndListensLearnsOfLosses) {
+  join_all(3);
+  roster_.leave(1);
+  EXPECT_EQ(count(1, Event::kLeft), 1);  // it knows that it is known
+  roster_.leave(0);
+  EXPECT_EQ(count(1, Event::kLeft), 2);
+  roster_.lose(2);
+  ASSERT_TRUE(end_of(1));
+  EXPECT_EQ(end_of(1)->culprit, 2);
+}
+
 TEST_F(RosterTest, ServerIsNeededUntilTheLastRankIsGone) {
   EXPECT_FALSE(roster_.is_over());
   join_all(3);
