@@ -182,7 +182,8 @@ void bind_experts(nb::module_& m) {
           nb::arg("options"),
           nb::sig(
               "def __init__(self, gate: Array, up: Array, down: Array, name: Literal['exact', "
-              "'onednn', 'cublas'] = 'exact', *, gate_scale: Array | None = None, up_scale: Array "
+              "'onednn', 'cublas', 'cutlass'] = 'exact', *, gate_scale: Array | None = None, "
+              "up_scale: Array "
               "| None = None, down_scale: Array | None = None, block: tuple[int, int] = (128, "
               "128), gate_alpha: Array | None = None, up_alpha: Array | None = None, down_alpha: "
               "Array | None = None, gate_bias: Array | None = None, up_bias: Array | None = None, "

@@ -201,9 +201,9 @@ void bind_factory(nb::module_& m) {
       },
       nb::arg("w1"), nb::arg("w2"), nb::arg("quant"), nb::arg("name") = "exact",
       nb::arg("device") = "cpu",
-      nb::sig(
-          "def experts_from_config(w1: Array, w2: Array, quant: QuantConfig, name: "
-          "Literal['exact', 'onednn', 'cublas'] = 'exact', device: DeviceLike = 'cpu') -> Experts"),
+      nb::sig("def experts_from_config(w1: Array, w2: Array, quant: QuantConfig, name: "
+              "Literal['exact', 'onednn', 'cublas', 'cutlass'] = 'exact', device: DeviceLike = "
+              "'cpu') -> Experts"),
       "Experts from vLLM's two weights: w1 [L, 2 I, H], gate then up; w2 [L, H, I]. Host memory, "
       "copied once.");
 }

@@ -3,6 +3,7 @@
 // The classes Device and Tensor as Python sees them. numpy reads a Tensor of the CPU by
 // __array_interface__, all others by DLPack.
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -113,7 +114,8 @@ nb::object to_dlpack(const PyTensor& tensor, nb::handle stream, nb::handle max_v
   return capsule;
 }
 
-// Of fp4 the bytes; numpy has no smaller unit.
+// Of fp4 the bytes; numpy has no smaller unit. numpy refuses null, also of an array without
+// elements.
 nb::dict array_interface(const PyTensor& tensor) {
   const TensorView& view = tensor.view;
   if (!view.device().is_cpu()) throw nb::attribute_error("__array_interface__: not on the CPU");
@@ -129,10 +131,12 @@ nb::dict array_interface(const PyTensor& tensor) {
     shape.append(view.shape(dim) / (is_packed ? 2 : 1));
     strides.append(view.stride(dim) * bits / 8);
   }
+  static std::max_align_t no_elements;
+  const void* data = view.num_elements() == 0 ? &no_elements : view.data();
   nb::dict interface;
   interface["version"] = 3;
   interface["typestr"] = numpy_bits(view.dtype());
-  interface["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.data()), false);
+  interface["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(data), false);
   interface["shape"] = nb::tuple(shape);
   interface["strides"] = bits < 8 ? nb::object(nb::none()) : nb::object(nb::tuple(strides));
   return interface;
