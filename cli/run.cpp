@@ -151,11 +151,10 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "elastic_prefill: experts start at multiples of so many rows")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
-  verb->add_option(
-          "--experts", options.experts,
-          "expert GEMM: exact (fixed order, the same bits on every device), onednn (cpu) or "
-          "cublas (cuda)")
-      ->check(CLI::IsMember({"exact", "onednn", "cublas"}))
+  verb->add_option("--experts", options.experts,
+                   "expert GEMM: exact (fixed order, the same bits on every device), onednn (cpu), "
+                   "cublas or cutlass (cuda)")
+      ->check(CLI::IsMember({"exact", "onednn", "cublas", "cutlass"}))
       ->capture_default_str();
   verb->add_option("--split", options.split, "tokens of each rank: even, uneven or N,N,...")
       ->capture_default_str();

@@ -12,7 +12,7 @@ option(SWITCHYARD_STAGES "Kernels of the exchange record when they reach which p
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 
 # AUTO uses the dependency if it is found, ON fails if it is absent, OFF does without it.
-foreach(part ONEDNN HWLOC MPI NCCL)
+foreach(part ONEDNN HWLOC MPI NCCL CUTLASS)
   set(SWITCHYARD_WITH_${part} AUTO CACHE STRING "Use ${part}: AUTO, ON or OFF")
   set_property(CACHE SWITCHYARD_WITH_${part} PROPERTY STRINGS AUTO ON OFF)
 endforeach()

@@ -5,7 +5,7 @@ if(SWITCHYARD_WITH_CUDA)
     set(cuda_place "linked in")
   endif()
   string(REPLACE ";" " " cuda_architectures "${CMAKE_CUDA_ARCHITECTURES}")
-  set(cuda_summary "${CUDAToolkit_VERSION} (${cuda_place}, architectures ${cuda_architectures}, NCCL windows ${SWITCHYARD_HAS_NCCL})")
+  set(cuda_summary "${CUDAToolkit_VERSION} (${cuda_place}, architectures ${cuda_architectures}, NCCL windows ${SWITCHYARD_HAS_NCCL}, CUTLASS ${SWITCHYARD_HAS_CUTLASS})")
 endif()
 message(STATUS "switchyard ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, "
                "oneDNN ${SWITCHYARD_HAS_ONEDNN}, hwloc ${SWITCHYARD_HAS_HWLOC}, CUDA ${cuda_summary}, MPI ${SWITCHYARD_HAS_MPI}, sanitizers '${SWITCHYARD_SANITIZE}'")

@@ -13,7 +13,13 @@ foreach(folder cuda heap exchange/push module)
   add_subdirectory(${folder})
 endforeach()
 
+# An object library cannot hold the objects of another.
+set(SWITCHYARD_CUDA_OBJECTS $<TARGET_OBJECTS:switchyard_cuda_objects> CACHE INTERNAL "all objects of the CUDA module")
+if(SWITCHYARD_HAS_CUTLASS)
+  set(SWITCHYARD_CUDA_OBJECTS ${SWITCHYARD_CUDA_OBJECTS} $<TARGET_OBJECTS:switchyard_cutlass_objects> CACHE INTERNAL "")
+endif()
+
 set(linked_cuda_objects "")
 if(SWITCHYARD_CUDA_STATIC)
-  set(linked_cuda_objects $<TARGET_OBJECTS:switchyard_cuda_objects>)
+  set(linked_cuda_objects ${SWITCHYARD_CUDA_OBJECTS})
 endif()

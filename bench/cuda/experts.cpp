@@ -2,10 +2,10 @@
 //
 // experts.cpp: experts on a GPU at the sizes of DeepSeek-V3 on 8 ranks: 32 experts, H 7168, I 2048,
 // bf16 weights. Decode: a batch with 512 slots per expert, of which 16 hold rows. Prefill: 4096
-// rows, 128 per expert, one expert after another. The floor is the time to read the weights once,
-// at the rate at which a long device-to-device copy reads and writes in this run. It does not apply
-// where arithmetic takes longer, so the arithmetic rate over valid rows is printed as well. Medians
-// of 20 calls between two events.
+// rows, 128 per expert, and 65,536, one expert after another. The floor is the time to read the
+// weights once, at the rate at which a long device-to-device copy reads and writes in this run. It
+// does not apply where arithmetic takes longer, so the arithmetic rate over valid rows is printed
+// as well. Medians of 20 calls between two events.
 //
 // usage: cuda_experts_bench     Prints a table to stderr, and one JSON line per case to stdout.
 
@@ -221,9 +221,10 @@ void run() {
       {"batch 16 of 16, bf16", true, 16, 16, schemes::kNone},
       {"4096 rows, bf16", false, 128, 128, schemes::kNone},
       {"4096 rows, fp8", false, 128, 128, schemes::kFp8Block},
+      {"65536 rows, bf16", false, 2048, 2048, schemes::kNone},
   };
   const HostWeights weights;
-  for (const char* name : {"exact", "cublas"}) {
+  for (const char* name : {"exact", "cublas", "cutlass"}) {
     try {
       const auto experts = make_experts(name, weights.weights(), {}, kGpu);
       for (const Case& each : cases) measure(*experts, each, stream, rate, properties.name);

@@ -145,7 +145,19 @@ SWITCHYARD_API std::unique_ptr<Experts> make_cublas_experts(const ExpertWeights&
                                                             const ExpertOptions& options,
                                                             Device device);
 
-/// By name: "exact", on CPUs "onednn", on GPUs "cublas". Errors: those of the functions above.
+/// "cutlass": the same by CUTLASS's grouped GEMM for Hopper. Counts stay on the GPU, so rows that
+/// no token fills cost nothing and every call may be captured in a CUDA graph. Hidden and
+/// intermediate must be multiples of 8; rows and output, and the bytes from one row to the next,
+/// multiples of 16 bytes. Row results may depend on the batch. Source: CUTLASS 4, example 57.
+///
+/// Errors: kNotAvailable (no GPU; a compute capability other than 9.0; a build without CUTLASS),
+/// kNotSupported (sizes), kInvalidArgument, kOutOfMemory.
+SWITCHYARD_API std::unique_ptr<Experts> make_cutlass_experts(const ExpertWeights& weights,
+                                                             const ExpertOptions& options,
+                                                             Device device);
+
+/// By name: "exact", on CPUs "onednn", on GPUs "cublas" and "cutlass". Errors: those of the
+/// functions above.
 SWITCHYARD_API std::unique_ptr<Experts> make_experts(std::string_view name,
                                                      const ExpertWeights& weights,
                                                      const ExpertOptions& options = {},

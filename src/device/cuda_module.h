@@ -63,7 +63,9 @@ struct CudaModule {
   void (*activate_rows)(const cuda::ActivationJob&, Stream) = nullptr;
   void (*fill_bias)(const cuda::BiasJob&, Stream) = nullptr;
   /// `path`: the setting SWITCHYARD_CUBLAS.
-  std::unique_ptr<cuda::ExpertBlas> (*make_blas)(Device device, const std::string& path) = nullptr;
+  std::unique_ptr<cuda::ExpertBlas> (*make_cublas)(Device device,
+                                                   const std::string& path) = nullptr;
+  std::unique_ptr<cuda::ExpertBlas> (*make_cutlass)(Device device) = nullptr;
 
   // Permutation (cuda/permute/permute.h).
   void (*map_choices)(const cuda::MapArgs&, Stream) = nullptr;

@@ -241,8 +241,9 @@ TEST(ExpertsCudaTest, CountsAreHeldToTheRowsThatThereAre) {
 
 TEST(ExpertsCudaTest, BadArgumentsAreNamed) {
   const Problem problem = batch_problem(64, 18, 20, {20, 0, 20});
-  test::expect_invalid("experts are \"onednn\" on cuda:0, want \"exact\" or \"cublas\"",
-                       [&] { make_experts("onednn", problem.weights(), {}, kGpu); });
+  test::expect_invalid(
+      "experts are \"onednn\" on cuda:0, must be \"exact\", \"cublas\" or \"cutlass\"",
+      [&] { make_experts("onednn", problem.weights(), {}, kGpu); });
   ExpertWeights weights = problem.weights();
   weights.up = {};
   test::expect_invalid("make_exact_experts: up is absent",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "cublas" experts agree with the CPU's exact experts within the tolerances of its "onednn"
-// experts. Needs a GPU and cuBLAS; skips with a reason otherwise.
+// "cublas" and "cutlass" experts agree with the CPU's exact experts within the tolerances of its
+// "onednn" experts. Needs a GPU, and cuBLAS or a Hopper GPU; skips with a reason otherwise.
 
 #include "core/settings.h"
 #include "cuda_graph.h"
@@ -13,47 +13,48 @@ namespace {
 
 using namespace test;
 
-// Returns why there are no cuBLAS experts here; empty: there are.
-std::string why_no_cublas() {
-  static const std::string why = [] {
-    const Problem problem(8, 4, {1});
+// Of a kind of experts.
+class TensorCoreExpertsTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    REQUIRE_GPU();
+    const Problem problem(8, 8, {1});
     try {
-      make_cublas_experts(problem.weights(), {}, kGpu);
+      make_experts(GetParam(), problem.weights(), {}, kGpu);
     } catch (const Error& error) {
-      if (error.code() == Errc::kNotAvailable) return std::string(error.what());
-      throw;
+      if (error.code() != Errc::kNotAvailable) throw;
+      GTEST_SKIP() << error.what();
     }
-    return std::string();
-  }();
-  return why;
-}
+  }
+  static bool is_cublas() { return GetParam() == "cublas"; }
 
-#define REQUIRE_CUBLAS() \
-  REQUIRE_GPU();         \
-  if (!why_no_cublas().empty()) GTEST_SKIP() << why_no_cublas()
+  static std::unique_ptr<Experts> make(const Problem& problem, bool is_batched,
+                                       const ExpertOptions& options) {
+    auto experts = make_experts(GetParam(), problem.weights(), options, kGpu);
+    EXPECT_EQ(experts->name(), GetParam());
+    EXPECT_FALSE(experts->is_batch_invariant());
+    EXPECT_EQ(experts->is_capturable(is_batched), is_batched || !is_cublas());
+    return experts;
+  }
 
-std::unique_ptr<Experts> make_cublas(const Problem& problem, bool is_batched,
-                                     const ExpertOptions& options) {
-  auto experts = make_cublas_experts(problem.weights(), options, kGpu);
-  EXPECT_EQ(experts->name(), "cublas");
-  EXPECT_FALSE(experts->is_batch_invariant());
-  EXPECT_EQ(experts->is_capturable(is_batched), is_batched);
-  return experts;
-}
+  // Returns the error of the GPU's experts relative to `expected`.
+  static double error_against(const std::vector<std::uint16_t>& expected, const Problem& problem,
+                              bool is_batched, const ExpertOptions& options = {}) {
+    const auto on_gpu = make(problem, is_batched, options);
+    const auto out = valid_part(problem, run_on_gpu(*on_gpu, problem.input(), is_batched));
+    return test::worst_row_error(out, valid_part(problem, expected),
+                                 static_cast<std::size_t>(problem.hidden));
+  }
 
-// Returns the error of cuBLAS experts relative to `expected`.
-double error_against(const std::vector<std::uint16_t>& expected, const Problem& problem,
-                     bool is_batched, const ExpertOptions& options = {}) {
-  const auto on_gpu = make_cublas(problem, is_batched, options);
-  const auto out = valid_part(problem, run_on_gpu(*on_gpu, problem.input(), is_batched));
-  return test::worst_row_error(out, valid_part(problem, expected),
-                               static_cast<std::size_t>(problem.hidden));
-}
+  static double error_of(const Problem& problem, bool is_batched,
+                         const ExpertOptions& options = {}) {
+    const auto on_cpu = make_exact_experts(problem.weights(), options);
+    return error_against(test::run_experts(*on_cpu, problem), problem, is_batched, options);
+  }
 
-double error_of(const Problem& problem, bool is_batched, const ExpertOptions& options = {}) {
-  const auto on_cpu = make_exact_experts(problem.weights(), options);
-  return error_against(test::run_experts(*on_cpu, problem), problem, is_batched, options);
-}
+  static double error_of_sums(const Problem& problem, bool is_batched);
+  static void replay(const Problem& problem, bool is_batched);
+};
 
 Tensor rounded(const std::vector<float>& values, const TensorView& shaped) {
   Tensor narrow(DType::kBF16, {shaped.shape(0), shaped.shape(1), shaped.shape(2)});
@@ -63,7 +64,7 @@ Tensor rounded(const std::vector<float>& values, const TensorView& shaped) {
 
 // The same against exact experts whose rows and weights were rounded to bf16 first. What remains is
 // the order of sums, and values that it moves to the other side of a bf16 rounding boundary.
-double error_of_sums(const Problem& problem, bool is_batched) {
+double TensorCoreExpertsTest::error_of_sums(const Problem& problem, bool is_batched) {
   const Tensor gate = rounded(problem.gate.wide, problem.gate.values);
   const Tensor up = rounded(problem.up.wide, problem.up.values);
   const Tensor down = rounded(problem.down.wide, problem.down.values);
@@ -87,8 +88,7 @@ double error_of_sums(const Problem& problem, bool is_batched) {
 const std::vector<std::int32_t> kCounts = {1, 0, 15, 17, 111, 255, 300};
 
 // Quantized rows and weights are rounded to bf16 after scaling: an error of 2^-9 per element.
-TEST(CublasExpertsTest, AgreesWithExactWithinATolerance) {
-  REQUIRE_CUBLAS();
+TEST_P(TensorCoreExpertsTest, AgreesWithExactWithinATolerance) {
   for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " weights, rows " + name_of(scheme));
@@ -99,8 +99,7 @@ TEST(CublasExpertsTest, AgreesWithExactWithinATolerance) {
 }
 
 // A term of the down projection that crosses a rounding boundary changes by 2^-8 of its value.
-TEST(CublasExpertsTest, OperandsAreThoseRoundedToBF16) {
-  REQUIRE_CUBLAS();
+TEST_P(TensorCoreExpertsTest, OperandsAreThoseRoundedToBF16) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     for (const QuantScheme& scheme : {schemes::kNone, schemes::kFp8Block, schemes::kNvfp4,
                                       QuantScheme{DType::kF16}, QuantScheme{DType::kF32}}) {
@@ -111,9 +110,10 @@ TEST(CublasExpertsTest, OperandsAreThoseRoundedToBF16) {
   }
 }
 
-// Sizes that are multiples of nothing, which the grouped call does not support.
-TEST(CublasExpertsTest, OddSizesAgreeToo) {
-  REQUIRE_CUBLAS();
+// Sizes that are multiples of nothing, which cuBLAS's grouped call does not support and CUTLASS
+// neither.
+TEST_P(TensorCoreExpertsTest, OddSizesAgreeToo) {
+  if (!is_cublas()) GTEST_SKIP() << "odd sizes are refused";
   for (const auto& [hidden, intermediate] :
        {std::pair<std::int64_t, std::int64_t>{31, 17}, {130, 34}, {258, 100}, {256, 128}}) {
     SCOPED_TRACE(std::to_string(hidden) + " x " + std::to_string(intermediate));
@@ -125,8 +125,7 @@ TEST(CublasExpertsTest, OddSizesAgreeToo) {
   EXPECT_LT(error_of(Problem(48, 24, {100}), false), 1e-2);
 }
 
-TEST(CublasExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
-  REQUIRE_CUBLAS();
+TEST_P(TensorCoreExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinATolerance) {
   const test::WeightFormat formats[] = {{DType::kI8, DType::kF32, weight_blocks::kChannel},
                                         {DType::kE2M1, DType::kE4M3, weight_blocks::kNvfp4, true},
                                         {DType::kE2M1, DType::kE8M0, weight_blocks::kMxfp4}};
@@ -143,8 +142,7 @@ TEST(CublasExpertsTest, QuantizedWeightsBiasesAndActivationsAgreeWithinAToleranc
 }
 
 // A sum that crosses an e4m3 rounding boundary changes one of 72 terms by up to 2^-3.
-TEST(CublasExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
-  REQUIRE_CUBLAS();
+TEST_P(TensorCoreExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Token, schemes::kFp8Tensor}) {
     SCOPED_TRACE(name_of(scheme));
     EXPECT_LT(error_of(Problem(136, 72, {300, 5}), false, {scheme}), 4e-2);
@@ -152,11 +150,9 @@ TEST(CublasExpertsTest, IntermediateSchemesAgreeWithinTheirStep) {
   }
 }
 
-TEST(CublasExpertsTest, BatchesMayBeCaptured) {
-  REQUIRE_CUBLAS();
-  const Problem problem = batch_problem(136, 72, 40, {7, 0, 12}, DType::kBF16, schemes::kFp8Block);
-  const auto experts = make_cublas_experts(problem.weights(), {}, kGpu);
-  const GpuInput input(problem.input(), true);
+void TensorCoreExpertsTest::replay(const Problem& problem, bool is_batched) {
+  const auto experts = make_experts(GetParam(), problem.weights(), {}, kGpu);
+  const GpuInput input(problem.input(), is_batched);
   GpuCall call(*experts, input.input);
   const cuda::OwnedStream own_stream;
   const Stream stream = Stream::cuda(own_stream.get(), kGpu.index);
@@ -168,6 +164,30 @@ TEST(CublasExpertsTest, BatchesMayBeCaptured) {
     graph.replay(stream.get());
     EXPECT_EQ(valid_part(problem, call.result()), expected);
   }
+}
+
+TEST_P(TensorCoreExpertsTest, MayBeCaptured) {
+  replay(batch_problem(136, 72, 140, {7, 0, 12, 139}, DType::kBF16, schemes::kFp8Block), true);
+  if (is_cublas()) return;
+  replay(Problem(136, 72, {7, 0, 12, 139}, DType::kBF16, schemes::kFp8Block), false);
+}
+
+// Counts on both sides of the tiles of either GEMM, and rows from many tiles.
+TEST_P(TensorCoreExpertsTest, EveryNumberOfRows) {
+  const std::vector<std::int32_t> counts = {63, 64, 65, 1, 0, 255, 256, 257, 513};
+  EXPECT_LT(error_of(Problem(264, 136, counts), false), 1e-2);
+  EXPECT_LT(error_of(batch_problem(264, 136, 520, counts), true), 1e-2);
+  EXPECT_LT(error_of(batch_problem(264, 136, 64, {64, 0, 3}), true), 1e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TensorCoreExpertsTest, ::testing::Values("cublas", "cutlass"),
+                         [](const auto& kind) { return kind.param; });
+
+TEST(CutlassExpertsTest, OddSizesAreRefused) {
+  REQUIRE_GPU();
+  const Problem problem(136, 68, {3});
+  test::expect_error(Errc::kNotSupported, "hidden is 136, intermediate 68",
+                     [&] { make_cutlass_experts(problem.weights(), {}, kGpu); });
 }
 
 // Tests the setting, which is read once, in a process that has not loaded cuBLAS.

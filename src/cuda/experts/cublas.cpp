@@ -37,6 +37,7 @@ class Cublas final : public ExpertBlas {
   }
   ~Cublas() override { api_.destroy(handle_); }
 
+  bool is_capturable(bool is_batched) const override { return is_batched; }
   std::size_t scratch_bytes(std::int64_t num_experts) const override {
     return checked_add(kWorkspaceBytes, kSlots * pointer_bytes(num_experts));
   }

@@ -304,7 +304,21 @@ std::unique_ptr<Experts> make_cublas_experts(const ExpertWeights& weights,
   constexpr const char* kFunction = "make_cublas_experts";
   require(device.is_cuda(), Errc::kInvalidArgument, "{}: device is {}, must be a GPU", kFunction,
           name_of(device));
-  return make_gpu_experts(kFunction, "cublas", make_blas_products(device), weights, options,
+  return make_gpu_experts(kFunction, "cublas", make_cublas_products(device), weights, options,
+                          device);
+}
+
+std::unique_ptr<Experts> make_cutlass_experts(const ExpertWeights& weights,
+                                              const ExpertOptions& options, Device device) {
+  constexpr const char* kFunction = "make_cutlass_experts";
+  constexpr std::int64_t kMultiple = 8;  // CUTLASS copies 16 bytes at a time
+  require(device.is_cuda(), Errc::kInvalidArgument, "{}: device is {}, must be a GPU", kFunction,
+          name_of(device));
+  const ExpertShape shape = check_weights(kFunction, weights);
+  require(shape.hidden % kMultiple == 0 && shape.intermediate % kMultiple == 0, Errc::kNotSupported,
+          "{}: hidden is {}, intermediate {}, both must be multiples of {}; use \"cublas\"",
+          kFunction, shape.hidden, shape.intermediate, kMultiple);
+  return make_gpu_experts(kFunction, "cutlass", make_cutlass_products(device), weights, options,
                           device);
 }
 

@@ -2,6 +2,7 @@
 
 #include "moe/experts/gpu_products.h"
 
+#include <utility>
 #include <vector>
 
 #include "core/bytes.h"
@@ -67,10 +68,9 @@ class ExactProducts final : public GpuProducts {
 // bf16 [outputs, depth], as weights are stored.
 class BlasProducts final : public GpuProducts {
  public:
-  explicit BlasProducts(Device device)
-      : blas_(cuda_module().make_blas(device, setting("SWITCHYARD_CUBLAS").text)) {}
+  explicit BlasProducts(std::unique_ptr<cuda::ExpertBlas> blas) : blas_(std::move(blas)) {}
   bool has_fixed_order() const override { return false; }
-  bool is_capturable(bool is_batched) const override { return is_batched; }
+  bool is_capturable(bool is_batched) const override { return blas_->is_capturable(is_batched); }
   DType element() const override { return DType::kBF16; }
   std::size_t scratch_bytes(std::int64_t num_experts) const override {
     return blas_->scratch_bytes(num_experts);
@@ -120,8 +120,13 @@ class BlasProducts final : public GpuProducts {
 
 std::unique_ptr<GpuProducts> make_exact_products() { return std::make_unique<ExactProducts>(); }
 
-std::unique_ptr<GpuProducts> make_blas_products(Device device) {
-  return std::make_unique<BlasProducts>(device);
+std::unique_ptr<GpuProducts> make_cublas_products(Device device) {
+  return std::make_unique<BlasProducts>(
+      cuda_module().make_cublas(device, setting("SWITCHYARD_CUBLAS").text));
+}
+
+std::unique_ptr<GpuProducts> make_cutlass_products(Device device) {
+  return std::make_unique<BlasProducts>(cuda_module().make_cutlass(device));
 }
 
 }  // namespace switchyard

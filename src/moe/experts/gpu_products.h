@@ -53,7 +53,9 @@ class GpuProducts {
 
 std::unique_ptr<GpuProducts> make_exact_products();
 /// Errors: kNotAvailable: no cuBLAS.
-std::unique_ptr<GpuProducts> make_blas_products(Device device);
+std::unique_ptr<GpuProducts> make_cublas_products(Device device);
+/// Errors: kNotAvailable: the GPU or the build cannot.
+std::unique_ptr<GpuProducts> make_cutlass_products(Device device);
 
 /// Experts around `products`, on a GPU. `function` begins messages. Errors: kInvalidArgument,
 /// kOutOfMemory.

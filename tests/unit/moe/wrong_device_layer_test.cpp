@@ -259,7 +259,7 @@ TEST(WrongDeviceOfObjectsTest, ADeviceThatIsNotThereIsNotAvailable) {
     expect_error(Errc::kNotAvailable, "", call);
   };
   const Problem problem(16, 8, {1, 1, 1, 1});
-  for (const char* name : {"exact", "cublas"}) {
+  for (const char* name : {"exact", "cublas", "cutlass"}) {
     refused([&] { (void)make_experts(name, problem.weights(), {}, device); });
   }
   run_ranks(1, [&](const Group& group) {
