@@ -48,7 +48,17 @@ void bind_exchange_configs(nb::module_& m) {
           },
           nb::arg("num_ranks"), nb::arg("rank") = 0,
           nb::sig("def memory(self, num_ranks: int, rank: int = 0) -> tuple[int, int]"),
-          "(window_bytes, receive_bytes) that a CPU rank will take. Allocates nothing.");
+          "(window_bytes, receive_bytes) that a CPU rank will take. Allocates nothing.")
+      .def(
+          "memory",
+          [](const ExchangeConfig& self, const std::vector<std::int32_t>& hosts, int rank) {
+            const ExchangeMemory memory = exchange_memory(self, hosts, rank);
+            return nb::make_tuple(memory.window_bytes, memory.receive_bytes);
+          },
+          nb::arg("hosts"), nb::arg("rank") = 0,
+          nb::sig("def memory(self, hosts: collections.abc.Sequence[int], rank: int = 0) -> "
+                  "tuple[int, int]"),
+          "The same for ranks on the hosts with these numbers, one per rank.");
   ConfigClass<ExchangeOptions>(m, "ExchangeOptions", "What a rank chooses for itself.")
       .field("device", &ExchangeOptions::device, "Where tokens, received rows and results lie.")
       .field("timeout_ms", &ExchangeOptions::timeout_ms,

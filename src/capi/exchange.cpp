@@ -30,8 +30,6 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
         "payload_bytes is NULL, must be {} sizes", from.num_payloads);
   check(from.num_experts_per_rank <= kMaxRanks, "num_experts_per_rank is {}, must be at most {}",
         from.num_experts_per_rank, kMaxRanks);
-  check(from.num_experts_per_rank == 0 || from.experts_per_rank != nullptr,
-        "experts_per_rank is NULL, must be {} numbers", from.num_experts_per_rank);
   const auto overflow_from_name = [](std::string_view name) -> std::optional<Overflow> {
     if (name == "error") return Overflow::kError;
     return name == "drop" ? std::optional(Overflow::kDrop) : std::nullopt;
@@ -39,8 +37,8 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   ExchangeConfig config;
   config.num_experts = from.num_experts;
   config.num_topk = from.num_topk;
-  config.experts_per_rank.assign(from.experts_per_rank,
-                                 from.experts_per_rank + from.num_experts_per_rank);
+  const auto held = span_of(from.experts_per_rank, from.num_experts_per_rank, "experts_per_rank");
+  config.experts_per_rank.assign(held.begin(), held.end());
   config.hidden = from.hidden;
   config.max_tokens_per_rank = from.max_tokens_per_rank;
   config.layout = layout_of(from.layout);
@@ -86,6 +84,16 @@ sy_status sy_exchange_plan(const sy_exchange_config* config, int32_t num_ranks, 
                            sy_exchange_memory* memory) {
   return call(__func__, [&] {
     const ExchangeMemory bytes = exchange_memory(exchange_config_of(config), num_ranks, rank);
+    write_sized(memory, "memory", {0, bytes.window_bytes, bytes.receive_bytes});
+  });
+}
+
+sy_status sy_exchange_plan_hosts(const sy_exchange_config* config, const int32_t* hosts,
+                                 size_t num_ranks, int32_t rank, sy_exchange_memory* memory) {
+  return call(__func__, [&] {
+    check(num_ranks <= kMaxRanks, "num_ranks is {}, must be at most {}", num_ranks, kMaxRanks);
+    const ExchangeMemory bytes =
+        exchange_memory(exchange_config_of(config), span_of(hosts, num_ranks, "hosts"), rank);
     write_sized(memory, "memory", {0, bytes.window_bytes, bytes.receive_bytes});
   });
 }

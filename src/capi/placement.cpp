@@ -31,13 +31,6 @@ void copy_to_caller(const std::vector<T>& from, T* to, const char* name) {
   std::copy(from.begin(), from.end(), &out(to, name));
 }
 
-template <typename T, typename Size>
-std::span<const T> span_of(const T* data, Size size, const char* name) {
-  check(size >= 0, "the size of {} is {}, must be at least 0", name, size);
-  check(data != nullptr || size == 0, "{} is NULL, must be {} numbers", name, size);
-  return {data, static_cast<std::size_t>(size)};
-}
-
 template <typename T>
 void map_by(const TensorView& ids, const TensorView& table, const TensorView& to) {
   map_expert_ids(ids, std::span(table.as<const T>(), static_cast<std::size_t>(table.shape(0))), to);

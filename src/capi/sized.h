@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
 #include "capi/call.h"
@@ -50,6 +51,14 @@ template <typename T>
 T read_required(const T* given, const char* name) {
   check(given != nullptr, "{} is NULL, must be a struct", name);
   return read_sized(given, name);
+}
+
+/// The caller's array.
+template <typename T, typename Size>
+std::span<const T> span_of(const T* data, Size size, const char* name) {
+  check(size >= 0, "the size of {} is {}, must be at least 0", name, size);
+  check(data != nullptr || size == 0, "{} is NULL, must be {} numbers", name, size);
+  return {data, static_cast<std::size_t>(size)};
 }
 
 /// Fills as much of the caller's struct as it has room for; struct_size stays.

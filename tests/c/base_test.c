@@ -169,6 +169,21 @@ void test_structs(void) {
   CHECK_OK(sy_exchange_plan(&config, 2, 0, &memory));
   CHECK(memory.window_bytes > 0 && memory.receive_bytes > 0);
 
+  // On one host it is the same; on two, each rank with a host of its own, there are messages alone.
+  sy_exchange_memory over_hosts = {.struct_size = sizeof(over_hosts)};
+  const int32_t one_host[2] = {5, 5};
+  const int32_t two_hosts[2] = {0, 1};
+  CHECK_OK(sy_exchange_plan_hosts(&config, one_host, 2, 0, &over_hosts));
+  CHECK(memcmp(&memory, &over_hosts, sizeof(memory)) == 0);
+  CHECK_OK(sy_exchange_plan_hosts(&config, two_hosts, 2, 1, &over_hosts));
+  CHECK(over_hosts.window_bytes == 0 && over_hosts.receive_bytes > memory.receive_bytes);
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "hosts is NULL",
+                sy_exchange_plan_hosts(&config, NULL, 2, 0, &over_hosts));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "rank 2 of 2",
+                sy_exchange_plan_hosts(&config, two_hosts, 2, 2, &over_hosts));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_ranks is",
+                sy_exchange_plan_hosts(&config, two_hosts, (size_t)-1, 0, &over_hosts));
+
   // An older caller ends after max_tokens_per_rank: what follows may be anything and is not read.
   sy_exchange_memory same = {.struct_size = sizeof(same)};
   sy_exchange_config older = config;

@@ -27,6 +27,17 @@ def test_balance():
         switchyard.balance_experts(load, 15, 8)
 
 
+def test_memory_over_hosts():
+    config = switchyard.ExchangeConfig(num_experts=8, num_topk=2, hidden=64, max_tokens_per_rank=4)
+    assert config.memory([3, 3]) == config.memory(2) == config.memory(hosts=[0, 0], rank=1)
+    window, receive = config.memory([0, 1])  # messages alone
+    assert window == 0 and receive > config.memory(2)[1]
+    windows = [config.memory(hosts)[0] for hosts in ([0, 0, 0, 0], [0, 0, 1, 1])]
+    assert windows[0] < windows[1]  # with the rows that are passed on
+    with pytest.raises(switchyard.InvalidArgumentError, match="rank 2 of 2"):
+        config.memory([0, 1], 2)
+
+
 def test_ids():
     maps = switchyard.compute_logical_maps([0, 1, 0, 0], 2)
     ids = np.zeros((50, 1), np.int32)

@@ -73,6 +73,11 @@ typedef struct sy_exchange_memory {
 SY_API sy_status sy_exchange_plan(const sy_exchange_config* config, int32_t num_ranks, int32_t rank,
                                   sy_exchange_memory* memory);
 
+/// The same for ranks on the hosts with these numbers, [num_ranks]. Windows then also have the rows
+/// that are passed on, and receive_bytes the messages between hosts.
+SY_API sy_status sy_exchange_plan_hosts(const sy_exchange_config* config, const int32_t* hosts,
+                                        size_t num_ranks, int32_t rank, sy_exchange_memory* memory);
+
 /// Agrees on the configuration and takes memory for the largest call. Collective.
 SY_API sy_status sy_exchange_create(sy_group* group, const sy_exchange_config* config,
                                     const sy_exchange_options* options, sy_exchange** exchange);
