@@ -24,7 +24,7 @@ namespace switchyard {
 struct ExchangeConfig {
   std::int32_t num_experts = 0;  ///< E, from 1 to 65535; need not be a multiple of P
   /// [P] How many experts each rank holds, in order; 0: none, as on ranks that only run attention.
-  /// Empty: E / P, and one more on each of the first E % P ranks. On GPUs not yet.
+  /// Empty: E / P, and one more on each of the first E % P ranks.
   std::vector<std::int32_t> experts_per_rank{};
   /// K, from 1 to 64. With kAllGather also 0: there is no routing (E = 0), and each rank returns a
   /// row for every token.

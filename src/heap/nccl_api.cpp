@@ -41,6 +41,8 @@ NcclCalls load_calls() {
   get_version(&api.version);
   find(library, api.get_unique_id, "ncclGetUniqueId");
   find(library, api.comm_init_rank, "ncclCommInitRank");
+  find(library, api.comm_init_rank_config, "ncclCommInitRankConfig");
+  find(library, api.comm_get_async_error, "ncclCommGetAsyncError");
   find(library, api.comm_abort, "ncclCommAbort");
   find(library, api.group_start, "ncclGroupStart");
   find(library, api.group_end, "ncclGroupEnd");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nccl_api.h: the functions of libnccl.so.2 that windows and measurements need, loaded on first
-// use.
+// nccl_api.h: the functions of libnccl.so.2 that windows, messages between hosts and measurements
+// need, loaded on first use.
 #pragma once
 
 #include <nccl.h>
@@ -15,6 +15,8 @@ struct NcclCalls {
   int version = 0;  ///< for example 22809
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRank) comm_init_rank = nullptr;
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;
   decltype(&::ncclGroupStart) group_start = nullptr;
   decltype(&::ncclGroupEnd) group_end = nullptr;

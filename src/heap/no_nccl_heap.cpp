@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of nccl_heap.h and nccl_all_to_all.h in a build without NCCL's headers.
+// The functions of nccl_heap.h, nccl_all_to_all.h and rank_links.h in a build without NCCL's
+// headers.
 
 #include "core/fail.h"
 #include "heap/nccl_all_to_all.h"
 #include "heap/nccl_heap.h"
+#include "heap/rank_links.h"
 
 namespace switchyard {
 
@@ -22,6 +24,10 @@ std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
 
 std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& /*control*/, int /*device*/) {
   fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
+}
+
+std::unique_ptr<RankLinks> make_rank_links(Control& /*control*/, const HostMap& /*map*/) {
+  fail(Errc::kNotAvailable, "exchange: ranks are on several hosts: {}", nccl_obstacle());
 }
 
 }  // namespace switchyard

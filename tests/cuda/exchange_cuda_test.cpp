@@ -228,6 +228,27 @@ void add_returns(Cases& cases) {
   }
 }
 
+// Some ranks have no experts, and one has most of them.
+void add_own_numbers(Cases& cases) {
+  for (const Layout layout : kLayouts) {
+    for (const auto& counts : {std::vector<std::int32_t>{0, 7, 5}, {9, 0, 3}}) {
+      Case c{"experts_per_rank", 3, config_of(layout, schemes::kFp8Block, kPerRank), kTokens, 0.2};
+      c.config.experts_per_rank = counts;
+      c.goes_again = true;
+      c.returns_weights = true;
+      if (counts[0] > 0) c.config.payload_bytes = {16};
+      cases.add(c);
+      c.config.capacity = 9;
+      c.config.overflow = Overflow::kDrop;
+      cases.add(c);
+    }
+  }
+  Case exact{"experts_per_rank_exact", 3,
+             config_of(Layout::kExpanded, schemes::kNone, Reduce::kPerExpert), kTokens};
+  exact.config.experts_per_rank = {5, 0, 7};
+  cases.add(exact);
+}
+
 // Rows, returned rows and sums of the same type; whole chunks have their own kernels. More choices
 // make more rounds of returned rows and of partial sums.
 void add_results(Cases& cases) {
@@ -293,6 +314,7 @@ std::vector<Case> cases() {
   add_results(cases);
   add_returns(cases);
   add_weights(cases);
+  add_own_numbers(cases);
   return cases.all();
 }
 

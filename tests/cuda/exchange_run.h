@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // exchange_run.h: makes the same calls on an exchange between GPUs and on one between CPUs, and
-// compares all results bit for bit. Ranks are threads; with fewer GPUs than ranks some share a GPU.
+// compares all results bit for bit. Ranks are threads, or processes with a group for each device;
+// with fewer GPUs than ranks some share a GPU.
 #pragma once
 
 #include "switchyard/exchange.h"
@@ -15,13 +16,15 @@ namespace switchyard::test {
 class ExchangeRun {
  public:
   /// Collective.
-  ExchangeRun(const Group& group, const Case& c)
+  ExchangeRun(const Group& group, const Case& c) : ExchangeRun(group, group, c) {}
+  /// With a group of the same ranks for the GPUs.
+  ExchangeRun(const Group& group, const Group& gpu_group, const Case& c)
       : c_(c),
         config_(with_worst_case(c.config)),
         group_(group),
         arena_(gpu_of(group.rank()), kArenaBytes),
         cpu_(group, config_),
-        gpu_(group, config_,
+        gpu_(gpu_group, config_,
              {.device = arena_.device(),
               .timeout_ms = 30'000,
               .num_ctas = c.num_ctas,

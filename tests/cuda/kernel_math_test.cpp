@@ -58,5 +58,22 @@ TEST(KernelOwnershipTest, EqualsExpertOwnership) {
   }
 }
 
+TEST(KernelOwnershipTest, EqualsExpertOwnershipWithATable) {
+  for (const std::vector<int>& first :
+       std::vector<std::vector<int>>{{0, 7}, {0, 0, 5, 5, 6, 6}, {0, 3, 3, 3}, {0, 1, 9, 12}}) {
+    const ExpertOwnership want{first.back(), static_cast<int>(first.size()) - 1, false,
+                               first.data()};
+    const std::vector<std::int32_t> table = cuda::KernelOwnership::make_table(want);
+    const cuda::KernelOwnership got(want, table.data());
+    for (int rank = 0; rank < want.num_ranks; ++rank) {
+      ASSERT_EQ(got.count(rank), want.count(rank));
+      ASSERT_EQ(got.first(rank), want.first(rank));
+    }
+    for (int expert = 0; expert < want.num_experts; ++expert) {
+      ASSERT_EQ(got.owner(expert), want.owner(expert)) << expert;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/host_device.h"
 #include "plan/expert_ownership.h"
@@ -35,7 +36,7 @@ struct FastDivisor {
   }
 };
 
-/// ExpertOwnership with its divisors prepared for kernels.
+/// ExpertOwnership for kernels: its divisors are prepared, or its table is in device memory.
 struct KernelOwnership {
   std::int32_t num_experts = 0;
   std::int32_t num_ranks = 1;
@@ -45,9 +46,13 @@ struct KernelOwnership {
   bool is_sliced = false;      ///< every rank holds every expert
   FastDivisor by_base;
   FastDivisor by_larger;
+  /// [P + 1] the first expert of each rank, then E, and [E] the rank of each expert; null: equal
+  /// numbers.
+  const std::int32_t* table = nullptr;
 
   KernelOwnership() = default;
-  explicit KernelOwnership(const ExpertOwnership& of)
+  /// `in_device`: where make_table() has gone, if ranks hold numbers of their own.
+  explicit KernelOwnership(const ExpertOwnership& of, const std::int32_t* in_device = nullptr)
       : num_experts(of.num_experts),
         num_ranks(of.num_ranks),
         base(of.base()),
@@ -55,15 +60,26 @@ struct KernelOwnership {
         in_larger(of.extra() * (of.base() + 1)),
         is_sliced(of.is_sliced),
         by_base(of.base() > 0 ? of.base() : 1),
-        by_larger(of.base() + 1) {}
+        by_larger(of.base() + 1),
+        table(in_device) {}
+
+  static std::vector<std::int32_t> make_table(const ExpertOwnership& of) {
+    std::vector<std::int32_t> words;
+    for (int rank = 0; rank <= of.num_ranks; ++rank) words.push_back(of.table[rank]);
+    for (int expert = 0; expert < of.num_experts; ++expert) words.push_back(of.owner(expert));
+    return words;
+  }
 
   SWITCHYARD_HOST_DEVICE std::int32_t count(std::int32_t rank) const {
+    if (table != nullptr) return table[rank + 1] - table[rank];
     return is_sliced ? num_experts : base + (rank < extra ? 1 : 0);
   }
   SWITCHYARD_HOST_DEVICE std::int32_t first(std::int32_t rank) const {
+    if (table != nullptr) return table[rank];
     return is_sliced ? 0 : rank * base + (rank < extra ? rank : extra);
   }
   SWITCHYARD_HOST_DEVICE std::int32_t owner(std::int32_t expert) const {
+    if (table != nullptr) return table[num_ranks + 1 + expert];
     if (expert < in_larger) return by_larger.quotient(expert);
     return extra + by_base.quotient(expert - in_larger);
   }

@@ -15,6 +15,10 @@ __device__ __forceinline__ bool names_expert(const DispatchArgs& a, std::int32_t
   return id >= 0 && id < a.ownership.num_experts;
 }
 
+__device__ __forceinline__ bool has_rank(std::uint64_t ranks, int rank) {
+  return (ranks >> rank & 1) != 0;
+}
+
 /// The experts of a rank.
 struct ExpertRange {
   std::int32_t first;
@@ -135,12 +139,13 @@ __device__ __forceinline__ void keep_partials(const DispatchArgs& a, std::uint64
     const int rank = is_valid ? a.ownership.owner(id) : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, rank) & lanes.own;
     const unsigned same_expert = __match_any_sync(kAllLanes, id) & lanes.own;
-    const bool has_partial = is_valid && (by_choice || same_rank >> lane == 1);
+    const bool has_partial =
+        is_valid && (by_choice || same_rank >> lane == 1) && has_rank(a.returned_by, max(rank, 0));
     const unsigned partials = __ballot_sync(kAllLanes, has_partial) & lanes.own;
     if (!lanes.is_there(first, end)) continue;
     const bool is_twice =
         is_valid && (same_expert & lanes.below) != 0 && a.rows_layout == Layout::kBatched;
-    if (id < -1 || id >= a.ownership.num_experts || is_twice) [[unlikely]] {
+    if ((id < -1 || id >= a.ownership.num_experts || is_twice) && a.reports_ids) [[unlikely]] {
       give_up(a.watch, WaitFailure::kInvalidId, {WaitPlace::kInput, a.rank, token, call}, lanes.k,
               id, 0);
     }

@@ -2,6 +2,7 @@
 
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"
+#include "cuda/exchange/pack_rows.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -14,19 +15,30 @@ constexpr QuantScheme with_powers_of_two(QuantScheme scheme) {
 constexpr QuantScheme kPowers = with_powers_of_two(schemes::kFp8Block);
 constexpr QuantScheme kPowersDeepEp = with_powers_of_two(schemes::kFp8BlockDeepEp);
 
+template <class Task>
+void with_form(const QuantScheme& scheme, const Task& task) {
+  if (scheme == schemes::kFp8Block)
+    return task.template operator()<QuantizedForm<schemes::kFp8Block>>();
+  if (scheme == schemes::kFp8BlockDeepEp)
+    return task.template operator()<QuantizedForm<schemes::kFp8BlockDeepEp>>();
+  if (scheme == schemes::kFp8Ue8m0)
+    return task.template operator()<QuantizedForm<schemes::kFp8Ue8m0>>();
+  if (scheme == schemes::kFp8Ue8m0DeepEp)
+    return task.template operator()<QuantizedForm<schemes::kFp8Ue8m0DeepEp>>();
+  if (scheme == kPowers) return task.template operator()<QuantizedForm<kPowers>>();
+  task.template operator()<QuantizedForm<kPowersDeepEp>>();
+}
+
 }  // namespace
 
 void dispatch_fp8_block(const DispatchArgs& args, Phases phases, bool programmatic,
                         cudaStream_t stream) {
-  const auto launch = [&]<QuantScheme kScheme>() {
-    launch_form<QuantizedForm<kScheme>>(args, phases, programmatic, stream);
-  };
-  if (args.scheme == schemes::kFp8Block) return launch.operator()<schemes::kFp8Block>();
-  if (args.scheme == schemes::kFp8BlockDeepEp) return launch.operator()<schemes::kFp8BlockDeepEp>();
-  if (args.scheme == schemes::kFp8Ue8m0) return launch.operator()<schemes::kFp8Ue8m0>();
-  if (args.scheme == schemes::kFp8Ue8m0DeepEp) return launch.operator()<schemes::kFp8Ue8m0DeepEp>();
-  if (args.scheme == kPowers) return launch.operator()<kPowers>();
-  launch.operator()<kPowersDeepEp>();
+  with_form(args.scheme,
+            [&]<class Form>() { launch_form<Form>(args, phases, programmatic, stream); });
+}
+
+void pack_fp8_block(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream) {
+  with_form(args.scheme, [&]<class Form>() { launch_pack<Form>(args, to, stream); });
 }
 
 }  // namespace switchyard::cuda

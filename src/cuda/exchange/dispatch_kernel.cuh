@@ -45,7 +45,7 @@ __device__ __forceinline__ void notify(const DispatchArgs& a, std::uint32_t pref
     const int to = turned < num_ranks ? turned : turned - num_ranks;
     if (part == 0) {
       notify_counts(a, prefetched, call, to, memory);
-    } else {
+    } else if (has_rank(a.sends_to, to)) {
       notify_routes(a, prefetched, call, to, (part - 1) * a.grid.tokens_per_run, memory);
     }
     __syncthreads();
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 template <class Form, bool kSharesWork>
 void launch_form(const DispatchArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const auto ranks = static_cast<std::size_t>(args.ownership.num_ranks);
-  const auto local = static_cast<std::size_t>(args.ownership.count(args.rank));
+  const auto local = static_cast<std::size_t>(args.layout.shape.max_local_experts);
   const std::size_t shared =
       std::max({sizeof(SenderShared), notify_shared_bytes(args),
                 (kSharesWork ? sizeof(StreamShared) : sizeof(ReceiverShared)) +

@@ -194,7 +194,7 @@ __device__ __forceinline__ void notify_counts(const DispatchArgs& a, std::uint32
   all.count(a, experts, block.before);
   __syncthreads();
   stamp(a, Stage::kCallKnown);
-  announce(a, call.number, to, experts, block.before);
+  if (has_rank(a.sends_to, to)) announce(a, call.number, to, experts, block.before);
   stamp(a, Stage::kFirstStore);
   keep_partials(a, call.number, to * a.grid.tokens_per_task,
                 min((to + 1) * a.grid.tokens_per_task, a.tokens.count));

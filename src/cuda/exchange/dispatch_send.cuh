@@ -79,6 +79,7 @@ struct SendRanks {
   /// `id` is that of choice `lane`.
   __device__ __forceinline__ SendRanks(const DispatchArgs& a, int lane, std::int32_t id)
       : rank(names_expert(a, id) ? a.ownership.owner(id) : -1) {
+    if (!has_rank(a.sends_to, max(rank, 0))) rank = -1;
     const unsigned same = __match_any_sync(kAllLanes, rank);
     leaders = __ballot_sync(kAllLanes, rank >= 0 && same >> lane == 1);
   }

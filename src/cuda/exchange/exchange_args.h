@@ -141,6 +141,12 @@ struct DispatchArgs : ExchangeBase {
   ReceiveBuffer received;
   ScalePlacement scales;
   DispatchGrid grid;
+  // Ranks by bit, for groups over hosts: a token goes to its own host from its rank, and to each
+  // other host from the forwarder there, which launches the kernel with that rank's number.
+  static constexpr std::uint64_t kAllRanks = ~std::uint64_t{0};
+  std::uint64_t sends_to = kAllRanks;     ///< who gets rows, routes and announcements
+  std::uint64_t returned_by = kAllRanks;  ///< whose partial sums are kept, see CallState
+  bool reports_ids = true;                ///< invalid ones; else they count as none
   PeerTable windows;
 };
 

@@ -90,13 +90,15 @@ __device__ void keep_arrivals(const RoutingArgs& a, int source, std::int64_t fir
   if (lane == 0) a.state.num_arrivals[source] = kept;
 }
 
-// One warp lists the partial sums of an own token: the ranks that it chose, or all where experts
-// are sliced, in rank order.
-__device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_t row, int lane) {
+// One warp lists the partial sums of a token: those of `returned_by` that it chose, or all of these
+// where experts are sliced, in rank order.
+__device__ void keep_ranks(const RoutingArgs& a, std::int64_t token, std::int64_t row, int lane,
+                           std::uint64_t returned_by) {
   const int num_ranks = a.ownership.num_ranks;
   const std::int32_t mine = rank_of_choice(a, row, lane);
   bool is_chosen = a.ownership.is_sliced && lane < num_ranks;
   for (int k = 0; k < a.num_topk; ++k) is_chosen |= __shfl_sync(kAllLanes, mine, k) == lane;
+  is_chosen = is_chosen && (returned_by >> lane & 1) != 0;
   const unsigned ranks = __ballot_sync(kAllLanes, is_chosen);
   if (lane == 0) a.state.num_partials[token] = __popc(ranks);
   if (!is_chosen) return;
@@ -115,13 +117,22 @@ __global__ void __launch_bounds__(kRoutingThreads) place_returns_kernel(RoutingA
     keep_arrivals(a, static_cast<int>(warp), first, lane);
   }
   for (std::int64_t token = warp; token < a.num_tokens; token += num_threads() / kLanes) {
-    keep_ranks(a, token, own + token, lane);
+    keep_ranks(a, token, own + token, lane, ~std::uint64_t{0});
   }
   for (std::int64_t e = thread_number(); e < a.num_local; e += num_threads()) {
     if (a.num_rows_of_expert[e] <= a.capacity) continue;
     give_up(a.watch, WaitFailure::kCapacityExceeded,
             {WaitPlace::kAnnouncement, a.rank, static_cast<std::int32_t>(e), next_call(a.state)},
             static_cast<std::int32_t>(a.capacity), a.num_rows_of_expert[e], 0);
+  }
+}
+
+__global__ void __launch_bounds__(kRoutingThreads)
+    list_returns_kernel(RoutingArgs a, std::uint64_t returned_by) {
+  const std::int64_t first = first_own_row(a);
+  for (std::int64_t token = thread_number() / kLanes; token < a.num_from[a.rank];
+       token += num_threads() / kLanes) {
+    keep_ranks(a, token, first + token, static_cast<int>(threadIdx.x) % kLanes, returned_by);
   }
 }
 
@@ -141,6 +152,11 @@ void launch_place_routing(const RoutingArgs& args, cudaStream_t stream) {
   const std::int64_t num_warps = std::max(args.num_tokens, args.ownership.num_ranks);
   launch_kernel(place_returns_kernel, routing_shape(num_warps, kRoutingWarps, stream), "dispatch",
                 args);
+}
+
+void launch_list_returns(const RoutingArgs& args, std::uint64_t ranks, cudaStream_t stream) {
+  launch_kernel(list_returns_kernel, routing_shape(args.max_tokens, kRoutingWarps, stream),
+                "dispatch", args, ranks);
 }
 
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream) {

@@ -63,6 +63,8 @@ void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
 /// expert gets; and what the combine returns: only ranks that a token chose return a row of it, or
 /// all where experts are sliced, in rank order.
 void launch_place_routing(const RoutingArgs& args, cudaStream_t stream);
+/// Of the same for the tokens of rank `args.rank`, of another host: what `ranks`, by bit, return.
+void launch_list_returns(const RoutingArgs& args, std::uint64_t ranks, cudaStream_t stream);
 std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels once without tokens or rows; see launch_dispatch.
 void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);

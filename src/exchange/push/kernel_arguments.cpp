@@ -19,14 +19,17 @@ bool is_in_units(std::int64_t bytes) { return bytes % static_cast<std::int64_t>(
 
 cuda::PeerTable windows_at(const cuda::PeerTable& windows, std::size_t offset, int num_ranks) {
   cuda::PeerTable moved{};
-  for (int r = 0; r < num_ranks; ++r) moved.base[r] = windows.base[r] + offset;
+  for (int r = 0; r < num_ranks; ++r) {
+    if (windows.base[r] != nullptr) moved.base[r] = windows.base[r] + offset;
+  }
   return moved;
 }
 
 PushRegion main_region(const SlotKernels& slot, const cuda::PeerTable& windows) {
   const PushExchangeShape& shape = *slot.shape;
   return {{.layout = shape.main,
-           .ownership = cuda::KernelOwnership(shape.main_ownership),
+           .ownership = cuda::KernelOwnership(shape.main_ownership,
+                                              shape.gathers ? nullptr : slot.expert_table),
            .rank = slot.rank,
            .num_topk = shape.main_topk,
            .rows_layout = shape.config.layout,
@@ -98,7 +101,13 @@ SlotKernels make_slot_kernels(const SlotKernels& shared, const cuda::PeerTable& 
   if (shape.gathers_routing) {
     slot.gather = gather_region(slot, windows_at(windows, offset, num_ranks));
   }
+  slot.returns = slot.main.windows;
   slot.weights = windows_at(windows, shape.window_bytes - shape.weights.total_bytes, num_ranks);
+  for (int r = 0; r < num_ranks; ++r) {
+    if (slot.far_returns.base[r] == nullptr) continue;
+    slot.returns.base[r] = slot.far_returns.base[r];
+    slot.weights.base[r] = slot.far_weights.base[r];
+  }
   return slot;
 }
 
@@ -164,6 +173,9 @@ cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call)
           receive_buffer(slot, call),
           scale_placement(slot, call),
           {},
+          slot.sends_to,
+          cuda::DispatchArgs::kAllRanks,
+          true,
           slot.main.windows};
 }
 
@@ -181,7 +193,16 @@ cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& cal
       to.are_aligned && reinterpret_cast<std::uintptr_t>(from) % kUnitBytes == 0;
   const cuda::TokenInput tokens =
       byte_rows(from, row_bytes, are_aligned, call, ids_of_tokens(slot, call));
-  return {slot.payloads[index].base,   mode_of(call), kBytes, tokens, to, {}, {},
+  return {slot.payloads[index].base,
+          mode_of(call),
+          kBytes,
+          tokens,
+          to,
+          {},
+          {},
+          slot.sends_to,
+          cuda::DispatchArgs::kAllRanks,
+          true,
           slot.payloads[index].windows};
 }
 
@@ -197,7 +218,26 @@ cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call
   const cuda::TokenInput tokens =
       byte_rows(reinterpret_cast<const std::byte*>(memory.own_rows), row_bytes, to.are_aligned,
                 call, {slot.every_rank, false});
-  return {slot.gather.base, mode_of(call), kBytes, tokens, to, {}, {}, slot.gather.windows};
+  return {slot.gather.base,
+          mode_of(call),
+          kBytes,
+          tokens,
+          to,
+          {},
+          {},
+          slot.sends_to,
+          cuda::DispatchArgs::kAllRanks,
+          true,
+          slot.gather.windows};
+}
+
+std::vector<cuda::DispatchArgs> regions_of(const SlotKernels& slot, const PushDispatch& call) {
+  std::vector<cuda::DispatchArgs> regions;
+  for (std::size_t i = 0; i < call.payloads.size(); ++i) {
+    regions.push_back(payload_args(slot, call, i));
+  }
+  regions.push_back(token_args(slot, call));
+  return regions;
 }
 
 cuda::HostCountsArgs host_counts_args(const SlotKernels& slot) {
@@ -208,7 +248,7 @@ cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call
   const PushExchangeShape& shape = *slot.shape;
   const ExchangeConfig& config = shape.config;
   const SlotMemory& memory = slot.memory;
-  return {.ownership = cuda::KernelOwnership(shape.exchange.ownership),
+  return {.ownership = cuda::KernelOwnership(shape.exchange.ownership, slot.expert_table),
           .state = memory.state,
           .watch = slot.watch,
           .rank = slot.rank,
@@ -234,14 +274,14 @@ cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call
 }
 
 cuda::CombineArgs combine_args(const SlotKernels& slot, const PushCombine& call) {
-  return {slot.main.base,   slot.shape->config.combine_scheme, call.results, call.sums, {},
-          slot.main.windows};
+  return {slot.main.base, slot.shape->config.combine_scheme, call.results, call.sums, {},
+          slot.returns};
 }
 
 cuda::ReturnWeightsArgs return_weights_args(const SlotKernels& slot, const PushCombine& call) {
   const PushExchangeShape& shape = *slot.shape;
   return {.slots = shape.weights,
-          .ownership = cuda::KernelOwnership(shape.exchange.ownership),
+          .ownership = cuda::KernelOwnership(shape.exchange.ownership, slot.expert_table),
           .state = slot.memory.state,
           .watch = slot.watch,
           .rank = slot.rank,

@@ -30,11 +30,18 @@ struct SlotKernels {
   int rank = 0;
   cuda::Watch watch;
   const std::int32_t* every_rank = nullptr;  ///< [T, P]: ids of tokens that go to every rank
+  /// KernelOwnership::make_table, where ranks hold numbers of their own.
+  const std::int32_t* expert_table = nullptr;
   SlotMemory memory{};
   ReceivedMemory received{};
   cuda::HostCountWords counts{};
   PushRegion main{};
   std::vector<PushRegion> payloads{};
+  // Over hosts, see push_hosts.h.
+  std::uint64_t sends_to = cuda::DispatchArgs::kAllRanks;
+  cuda::PeerTable far_returns{};  ///< instead of the windows of ranks of other hosts
+  cuda::PeerTable far_weights{};
+  cuda::PeerTable returns{};  ///< where `main` returns rows to
   PushRegion gather{};        ///< where shape.gathers_routing
   cuda::PeerTable weights{};  ///< where shape.returns_weights
 };
@@ -73,6 +80,8 @@ cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call)
 cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& call,
                                 std::size_t index);
 cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call);
+/// Of payloads, then of tokens.
+std::vector<cuda::DispatchArgs> regions_of(const SlotKernels& slot, const PushDispatch& call);
 /// Of token_args.
 cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& call);
 cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch& call);

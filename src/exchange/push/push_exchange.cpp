@@ -39,17 +39,20 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
 
   const cuda::DeviceGuard guard(device_.index);
   slots_.resize(handles_.size());
+  hosts_ = PushHosts::make(group, shape_, device_.index);
   make_window(slots_[0]);
-  room_ = GpuRoom(cuda::num_multiprocessors(), slots_[0].window->ranks_on_gpu(),
-                  shape_.config.max_in_flight, options);
+  room_ =
+      GpuRoom(cuda::num_multiprocessors(), ranks_on_gpu(), shape_.config.max_in_flight, options);
   gpu_can_stream_ = cuda::gpu_can_stream();
-  counts_behind_send_ = !is_shared_gpu() && cuda::has_programmatic_launch();
-  if (slots_[0].window->has_shared_gpus()) {  // there memory must be taken while no kernel waits
+  counts_behind_send_ = !is_shared_gpu() && hosts_ == nullptr && cuda::has_programmatic_launch();
+  const bool shares_gpus =
+      hosts_ != nullptr ? hosts_->has_shared_gpus() : slots_[0].window->has_shared_gpus();
+  if (shares_gpus) {  // there memory must be taken while no kernel waits
     for (std::size_t i = 1; i < slots_.size(); ++i) make_window(slots_[i]);
   }
   gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
-                                       std::int64_t{shape_.config.num_experts});
+                                       std::int64_t{shape_.config.num_experts}, hosts_.get());
 }
 
 // A close that is due is collective. Then only memory of this rank is left; freeing it must not
@@ -90,8 +93,10 @@ void PushExchange::end(bool waits_for_peers) {
       if (slot.window && !may_free) slot.window->leave_memory();
       slot.window.reset();
     }
+    if (hosts_ != nullptr) hosts_->close();
     failed_ = {};
     every_rank_ = {};
+    expert_table_ = {};
     blank_ = {};
   } catch (const Error&) {
     // The GPU is lost.
@@ -197,14 +202,20 @@ void PushExchange::enter(Phase phase, const Slot& slot) {
 void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
-  for (std::size_t i = 0; i < slot.dispatch.payloads.size(); ++i) {
-    launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
-    sync_if_shared(phases, stream);
+  if (hosts_ != nullptr) {
+    launch_over_hosts(slot, regions_of(slot.kernels, slot.dispatch), phases, stream);
+  } else {
+    for (std::size_t i = 0; i < slot.dispatch.payloads.size(); ++i) {
+      launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
+      sync_if_shared(phases, stream);
+    }
+    launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
   }
-  launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
   if (cuda::receives(phases) && shape_.gathers && shape_.gathers_routing) {
     sync_if_shared(phases, stream);
-    cuda::launch_place_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
+    const cuda::RoutingArgs routing = routing_args(slot.kernels, slot.dispatch);
+    cuda::launch_place_routing(routing, stream.get());
+    if (hosts_ != nullptr) hosts_->list_returns(index_of(slot), routing, stream.get());
   }
   room_.end(index_of(slot), stream);
 }
@@ -287,7 +298,12 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
   if (call.row_weights != nullptr) {
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }
-  cuda::launch_combine(args, phases, room.is_programmatic && is_short(slot), stream.get());
+  const bool is_programmatic = room.is_programmatic && is_short(slot);
+  if (hosts_ == nullptr) {
+    cuda::launch_combine(args, phases, is_programmatic, stream.get());
+  } else {
+    launch_return_over_hosts(slot, args, phases, stream);
+  }
   if (call.returned_weights != nullptr) {
     sync_if_shared(phases, stream);
     cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());

@@ -20,6 +20,7 @@
 #include "exchange/handle_table.h"
 #include "exchange/push/gpu_room.h"
 #include "exchange/push/kernel_arguments.h"
+#include "exchange/push/push_hosts.h"
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
 #include "heap/device_window.h"
@@ -36,7 +37,7 @@ class PushExchange final : public ExchangeBackend {
   std::int64_t max_buffer_rows() const override { return shape_.exchange.max_buffer_rows; }
   ExchangeMemory memory() const override;
   const char* heap() const override { return name_of(slots_[0].window->kind()); }
-  bool is_shared_gpu() const override { return slots_[0].window->is_shared_gpu(); }
+  bool is_shared_gpu() const override { return ranks_on_gpu() > 1; }
   DispatchHandle dispatch_send(const DispatchCall& call) override;
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream) override;
   Dispatched places(const DispatchHandle& handle) const override;
@@ -77,10 +78,18 @@ class PushExchange final : public ExchangeBackend {
   static bool is_short(const Slot& slot);
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                    Stream stream) const;
+  void launch_over_hosts(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
+                         cuda::Phases phases, Stream stream);
+  void launch_forwarded(const Slot& slot, cuda::DispatchArgs args, Stream stream) const;
+  void launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,
+                                cuda::Phases phases, Stream stream);
   void sync_if_shared(cuda::Phases phases, Stream stream) const;
   void launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases, Stream stream);
   Slot& open_slot(const char* operation, std::int32_t wanted = -1);
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
+  int ranks_on_gpu() const {
+    return hosts_ != nullptr ? hosts_->ranks_on_gpu() : slots_[0].window->ranks_on_gpu();
+  }
   std::size_t index_of(const Slot& slot) const {
     return static_cast<std::size_t>(&slot - slots_.data());
   }
@@ -106,6 +115,7 @@ class PushExchange final : public ExchangeBackend {
   void run_kernels() const;
   void allocate(Slot& slot, cudaStream_t stream);
   void fill_every_rank_ids();
+  void fill_expert_table();
 
   // push_routing.cpp
   bool keeps_ids() const { return options_.keeps_routing || shape_.gathers_routing; }
@@ -135,13 +145,15 @@ class PushExchange final : public ExchangeBackend {
   cuda::PinnedBuffer words_;         ///< WatchWords
   cuda::PinnedBuffer counts_;        ///< HostCountWords of each slot
   cuda::DeviceBuffer failed_;
-  cuda::DeviceBuffer every_rank_;  ///< [T, P] i32: ids of a token that goes to every rank
-  cuda::DeviceBuffer blank_;       ///< the row that a routing-only dispatch sends for each token
+  cuda::DeviceBuffer every_rank_;    ///< [T, P] i32: ids of a token that goes to every rank
+  cuda::DeviceBuffer expert_table_;  ///< see SlotKernels
+  cuda::DeviceBuffer blank_;         ///< the row that a routing-only dispatch sends for each token
   cuda::Watch watch_;
   HandleTable handles_;
-  std::vector<Slot> slots_;  ///< by slot of handles_
-  int num_uncaught_;         ///< exceptions when it was made
-  WaitSite site_;            ///< the last call
+  std::vector<Slot> slots_;           ///< by slot of handles_
+  int num_uncaught_;                  ///< exceptions when it was made
+  WaitSite site_;                     ///< the last call
+  std::unique_ptr<PushHosts> hosts_;  ///< null: one host
   std::unique_ptr<Watcher> watcher_;
 };
 

@@ -41,6 +41,7 @@ ExchangeMemory PushExchange::memory() const {
   for (const Slot& slot : slots_) {
     if (slot.window) memory.window_bytes += slot.window->size_bytes();
     memory.receive_bytes += slot.buffer.size_bytes() + slot.received.size_bytes();
+    if (hosts_ != nullptr) memory.receive_bytes += hosts_->memory_bytes(index_of(slot));
   }
   return memory;
 }
@@ -68,9 +69,11 @@ void PushExchange::prepare_memory() {
   const std::int64_t timeout_ms =
       kernel_timeout_ms(options_.timeout_ms, group_.timeout_ms(), is_shared_gpu());
   watch_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000;
+  if (hosts_ != nullptr) hosts_->set_timeout(timeout_ms);
   blank_ = cuda::DeviceBuffer(kVecElements * sizeof(float));
   fill(blank_, kBlankByte, nullptr);
   if (shape_.gathers || shape_.gathers_routing) fill_every_rank_ids();
+  if (shape_.exchange.ownership.table != nullptr) fill_expert_table();
   for (Slot& slot : slots_) {
     if (!slot.window) continue;
     allocate(slot, nullptr);
@@ -82,8 +85,15 @@ void PushExchange::prepare_memory() {
 
 // Collective.
 void PushExchange::make_window(Slot& slot) {
-  slot.window = make_device_window(group_.engine(), device_.index, shape_.window_bytes,
-                                   options_.heap.empty() ? "auto" : options_.heap);
+  const std::string heap = options_.heap.empty() ? "auto" : options_.heap;
+  const auto make = [&](Engine& engine, std::size_t bytes) {
+    slot.window = make_device_window(engine, device_.index, bytes, heap);
+  };
+  if (hosts_ == nullptr) return make(group_.engine(), shape_.window_bytes);
+  gather_or_fail(group_.control(), [&] {
+    make(hosts_->host(), hosts_->window_bytes());
+    return std::string();
+  });
 }
 
 // Collective: which slot a dispatch takes is the same on every rank.
@@ -108,6 +118,15 @@ void PushExchange::fill_every_rank_ids() {
   cuda::check_cuda(
       cudaMemcpy(every_rank_.data(), ids.data(), every_rank_.size_bytes(), cudaMemcpyHostToDevice),
       "cudaMemcpy");
+}
+
+void PushExchange::fill_expert_table() {
+  const std::vector<std::int32_t> table =
+      cuda::KernelOwnership::make_table(shape_.exchange.ownership);
+  expert_table_ = cuda::DeviceBuffer(table.size() * sizeof(std::int32_t));
+  cuda::check_cuda(cudaMemcpy(expert_table_.data(), table.data(), expert_table_.size_bytes(),
+                              cudaMemcpyHostToDevice),
+                   "cudaMemcpy");
 }
 
 // Every kernel once, without doing anything: see launch_dispatch.
@@ -135,13 +154,17 @@ void PushExchange::run_kernels() const {
     cuda::launch_return_weights(return_weights_args(slot, {}), nullptr);
     cuda::launch_receive_weights(return_weights_args(slot, {}), nullptr);
   }
+  if (hosts_ != nullptr) hosts_->run_kernels(slot);
   cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
 
 void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
   const DeviceWindow& window = *slot.window;
+  cuda::PeerTable windows{};
+  for (int r = 0; hosts_ == nullptr && r < group_.size(); ++r) windows.base[r] = window.base(r);
+  if (hosts_ != nullptr) windows = hosts_->windows(window);
   cuda::check_cuda(
-      cudaMemsetAsync(window.base(group_.rank()), kEmptyByte, window.size_bytes(), stream),
+      cudaMemsetAsync(windows.base[group_.rank()], kEmptyByte, window.size_bytes(), stream),
       "cudaMemsetAsync");
   const auto lay_out = [&](std::byte* base) {
     return lay_out_slot(base, shape_, group_.rank(), keeps_ids());
@@ -153,17 +176,17 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
   if (shape_.gathers_routing) start_count(memory.gather.state.counter, stream);
   for (std::uint64_t* counter : memory.payload_counters) start_count(counter, stream);
 
-  cuda::PeerTable windows{};
-  for (int r = 0; r < group_.size(); ++r) windows.base[r] = window.base(r);
-  slot.kernels = make_slot_kernels(
-      {.shape = &shape_,
-       .rank = group_.rank(),
-       .watch = watch_,
-       .every_rank = every_rank_.as<std::int32_t>(),
-       .memory = memory,
-       .counts = cuda::HostCountWords(counts_.as<std::byte>() + index_of(slot) * count_bytes(),
-                                      group_.size())},
-      windows);
+  SlotKernels shared{.shape = &shape_,
+                     .rank = group_.rank(),
+                     .watch = watch_,
+                     .every_rank = every_rank_.as<std::int32_t>(),
+                     .expert_table = expert_table_.as<std::int32_t>(),
+                     .memory = memory,
+                     .counts = cuda::HostCountWords(
+                         counts_.as<std::byte>() + index_of(slot) * count_bytes(), group_.size())};
+  if (hosts_ != nullptr) hosts_->describe(window, shared);
+  slot.kernels = make_slot_kernels(shared, windows);
+  if (hosts_ != nullptr) hosts_->allocate(index_of(slot), slot.kernels, stream);
   if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), stream);
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
 }

@@ -101,13 +101,17 @@ void PushExchange::gather_routing(const Slot& slot, cuda::Phases phases, Stream 
   if (cuda::sends(phases) && is_kept && (is_published || !slot.dispatch.is_again)) {
     cuda::launch_keep_routing(routing_args(slot.kernels, slot.dispatch), stream.get());
   }
+  const auto gather = [&](cuda::Phases of_gather) {
+    const cuda::DispatchArgs args = gather_args(slot.kernels, slot.dispatch);
+    if (hosts_ != nullptr) return launch_over_hosts(slot, {args}, of_gather, stream);
+    launch_rows(slot, args, of_gather, stream);
+    sync_if_shared(of_gather, stream);
+  };
   if (is_dropped && cuda::sends(phases)) {
-    launch_rows(slot, gather_args(slot.kernels, slot.dispatch), cuda::Phases::kBoth, stream);
-    sync_if_shared(cuda::Phases::kBoth, stream);
+    gather(cuda::Phases::kBoth);
     cuda::launch_drop_overflow(routing_args(slot.kernels, slot.dispatch), stream.get());
   } else if (!is_dropped && is_published) {
-    launch_rows(slot, gather_args(slot.kernels, slot.dispatch), phases, stream);
-    sync_if_shared(phases, stream);
+    gather(phases);
   }
   if (cuda::receives(phases)) clear_rows(slot, stream);
 }

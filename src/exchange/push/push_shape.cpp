@@ -58,7 +58,6 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
   refuse(config.hidden > kMaxRowElements,
          fmt::format("hidden is {}, must be at most {}", config.hidden, kMaxRowElements));
   refuse(config.reduce == Reduce::kPerHost, "reduce is per_host, must be per_rank or per_expert");
-  refuse(!config.experts_per_rank.empty(), "experts_per_rank is given, must be empty on GPUs");
   for (const std::int64_t bytes : config.payload_bytes) {
     refuse(bytes > kMaxRowElements,
            fmt::format("payload_bytes has {}, must be at most {}", bytes, kMaxRowElements));
@@ -132,8 +131,9 @@ PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num
   shape.drops = config.overflow == Overflow::kDrop && config.capacity > 0;
   shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
   require_supported(config, num_ranks, shape.gathers || shape.drops);
-  // Rank 0 has the most experts, so a check against its rows fails alike on every rank.
-  const std::int64_t max_rows = shape.buffer_rows(0, config.max_tokens_per_rank);
+  // A check against the rows of the rank with the most experts fails alike on every rank.
+  const int largest = shape.exchange.ownership.largest_rank();
+  const std::int64_t max_rows = shape.buffer_rows(largest, config.max_tokens_per_rank);
   refuse(max_rows >= kMaxRows,
          fmt::format("the receive buffer has {} rows, must be fewer than {}", max_rows, kMaxRows));
   shape.main_topk = shape.gathers ? num_ranks : config.num_topk;

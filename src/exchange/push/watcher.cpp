@@ -16,8 +16,8 @@ constexpr int kLooksPerPeerLook = 10;  // looking for lost peers takes system ca
 
 }  // namespace
 
-Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts)
-    : control_(control), words_(words), num_experts_(num_experts) {
+Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts, LinkWatch* links)
+    : control_(control), words_(words), num_experts_(num_experts), links_(links) {
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
@@ -32,8 +32,15 @@ void Watcher::run(const std::stop_token& stop) noexcept {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);  // leave signals to the program's threads
-  for (int i = 1; !stop.stop_requested() && !look(); ++i) {
-    if (i % kLooksPerPeerLook == 0) control_.look_for_lost_peers();
+  for (int i = 1; !stop.stop_requested(); ++i) {
+    if (look()) {
+      if (links_ != nullptr) links_->abort();
+      return;
+    }
+    if (i % kLooksPerPeerLook == 0) {
+      control_.look_for_lost_peers();
+      if (links_ != nullptr) links_->look(control_);
+    }
     std::this_thread::sleep_for(kLookEvery);
   }
 }

@@ -15,11 +15,22 @@
 
 namespace switchyard {
 
+/// What else a rank may wait for: messages between hosts. Any thread.
+class LinkWatch {
+ public:
+  virtual ~LinkWatch() = default;
+  /// Aborts the group if messages take too long or have failed.
+  virtual void look(Control& control) noexcept = 0;
+  /// Ends what is under way, because the group was aborted.
+  virtual void abort() noexcept = 0;
+};
+
 class Watcher {
  public:
-  /// `control` and `words` must outlive the watcher. No peer may leave the group before it is
-  /// destroyed. Errors: kSystem (no thread).
-  Watcher(Control& control, WatchWords& words, std::int64_t num_experts);
+  /// `control`, `words` and `links`, which may be null, must outlive the watcher. No peer may leave
+  /// the group before it is destroyed. Errors: kSystem (no thread).
+  Watcher(Control& control, WatchWords& words, std::int64_t num_experts,
+          LinkWatch* links = nullptr);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
   /// Stops the thread.
@@ -42,6 +53,7 @@ class Watcher {
   Control& control_;
   WatchWords& words_;
   std::int64_t num_experts_;
+  LinkWatch* links_;
   std::atomic<bool> is_first_cause_ = false;  ///< this rank's record aborted the group
   std::mutex mutex_;                          ///< guards the two below
   bool has_notified_ = false;

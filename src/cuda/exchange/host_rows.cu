@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <algorithm>
+
+#include "cuda/base/launch.h"
+#include "cuda/exchange/call.cuh"
+#include "cuda/exchange/given_id.cuh"
+#include "cuda/exchange/host_rows.h"
+#include "cuda/exchange/wire.cuh"
+#include "cuda/exchange/wire_form.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kLanes;
+constexpr std::int64_t kMaxCtas = 1024;
+
+LaunchShape shape_of(std::int64_t num_items, int items_per_cta, cudaStream_t stream) {
+  const std::int64_t ctas = (num_items + items_per_cta - 1) / items_per_cta;
+  return {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kThreads, 0, false,
+          stream};
+}
+
+__device__ __forceinline__ std::int64_t thread_number() {
+  return std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t num_threads() { return std::int64_t{gridDim.x} * kThreads; }
+
+__device__ __forceinline__ bool has_failed(const Watch& watch) {
+  return *const_cast<const volatile std::uint32_t*>(watch.failed) != 0;
+}
+
+__global__ void __launch_bounds__(kThreads) pack_ids_kernel(PackIdsArgs a) {
+  const std::int64_t num_given = std::int64_t{a.num_tokens} * a.num_topk;
+  const std::int64_t num_choices = std::int64_t{a.max_tokens} * a.num_topk;
+  for (std::int64_t i = thread_number(); i < num_choices; i += num_threads()) {
+    GivenId given;
+    if (i < num_given) given.request(a.ids, i);
+    const std::int32_t id = given.value(a.ids);
+    a.to_ids[i] = id >= 0 && id < a.num_experts ? id : -1;
+    if (a.to_weights == nullptr) continue;
+    a.to_weights[i] = i < num_given && a.topk_weights != nullptr ? a.topk_weights[i] : 1.0f;
+  }
+}
+
+/// What a lane holds of a chunk of a returned row, in units that lie one warp of units apart.
+template <int kWords, int kCount>
+struct ReturnUnits {
+  static constexpr int kUnitWords = kWords;
+  static constexpr int kUnits = kCount;
+  static constexpr int kUnitSize = kWords * 4;
+};
+
+/// Calls take(offset in the chunk) for each unit of this lane. Codes are followed by the scales of
+/// the chunk, in units of the same size.
+template <class Units, typename Take>
+__device__ __forceinline__ bool visit_units(const ReturnedRowsArgs& a, int chunk, int lane,
+                                            const Take& take) {
+  bool is_good = true;
+  if (chunk * kReturnChunkElements + lane * kReturnVecElements < a.layout.shape.hidden) {
+#pragma unroll
+    for (int u = 0; u < Units::kUnits; ++u) is_good &= take((u * kLanes + lane) * Units::kUnitSize);
+  }
+  if constexpr (Units::kUnitWords == 2) {  // codes of a byte each
+    const int num_units = kReturnChunkElements / a.wire.block * 4 / Units::kUnitSize;
+    if (lane < num_units) is_good &= take(kReturnChunkElements + lane * Units::kUnitSize);
+  }
+  return is_good;
+}
+
+/// One warp per chunk of a token's rows: calls visit(row of the message, chunk's offset in a row,
+/// its place in the window, who returns it).
+template <typename Visit>
+__device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Visit& visit) {
+  const int num_chunks = a.layout.num_return_chunks;
+  const std::int64_t num_items = std::int64_t{a.num_tokens} * num_chunks;
+  for (std::int64_t item = thread_number() / kLanes; item < num_items;
+       item += num_threads() / kLanes) {
+    const auto token = static_cast<std::int32_t>(item / num_chunks);
+    const auto chunk = static_cast<std::int32_t>(item - std::int64_t{token} * num_chunks);
+    const std::int64_t first = std::int64_t{token} * a.num_topk;
+    const std::int32_t num_partials = a.state.num_partials[token];
+    int nth = 0;
+    for (std::int32_t p = 0; p < num_partials; ++p) {
+      const std::int32_t rank = a.state.partial_ranks[first + p];
+      if ((a.ranks >> rank & 1) == 0) continue;
+      const std::size_t in_row = static_cast<std::size_t>(chunk) * a.layout.return_chunk_stride;
+      std::byte* row =
+          a.rows + (std::int64_t{token} * a.width + nth++) * std::int64_t{a.layout.return_stride};
+      std::byte* slot = a.window + a.layout.returned(token, a.state.columns[first + p]);
+      if (!visit(row + in_row, slot + in_row, chunk,
+                 WaitFor{WaitPlace::kReturnedRow, rank, token, next_call(a.state) - 1})) {
+        return;
+      }
+    }
+  }
+}
+
+template <class Units>
+__global__ void __launch_bounds__(kThreads)
+    collect_rows_kernel(const __grid_constant__ ReturnedRowsArgs a) {
+  if (has_failed(a.watch)) return;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  visit_chunks(a, [&](std::byte* to, std::byte* from, int chunk, const WaitFor& what) {
+    const bool is_good = visit_units<Units>(a, chunk, lane, [&](int at) {
+      std::uint32_t words[Units::kUnitWords];
+      Spin spin;
+      for (;;) {
+        load_relaxed_sys(from + at, words);
+        if (has_arrived(words)) break;
+        if (!spin.again(a.watch, [&] { return what; })) return false;
+      }
+      if (!empty_unit(
+              a.window, from + at, a.layout, a.watch, [&] { return what; }, words)) {
+        return false;
+      }
+#pragma unroll
+      for (int i = 0; i < Units::kUnitWords; i += 2) {
+        *reinterpret_cast<uint2*>(to + at + i * 4) = {words[i], words[i + 1]};
+      }
+      return true;
+    });
+    return __all_sync(kAllLanes, is_good) != 0;
+  });
+}
+
+template <class Units>
+__global__ void __launch_bounds__(kThreads)
+    place_rows_kernel(const __grid_constant__ ReturnedRowsArgs a) {
+  if (has_failed(a.watch)) return;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  visit_chunks(a, [&](const std::byte* from, std::byte* to, int chunk, const WaitFor& what) {
+    return visit_units<Units>(a, chunk, lane, [&](int at) {
+      std::uint32_t words[Units::kUnitWords];
+#pragma unroll
+      for (int i = 0; i < Units::kUnitWords; i += 2) {
+        const uint2 two = *reinterpret_cast<const uint2*>(from + at + i * 4);
+        words[i] = two.x, words[i + 1] = two.y;
+      }
+      SentUnit(words).send(a.window, to + at, a.layout, what.call);
+      return true;
+    });
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    collect_weights_kernel(const __grid_constant__ CrossingWeightsArgs a) {
+  const std::uint64_t call = next_call(a.state) - 1;
+  for (std::int64_t i = thread_number(); i < a.num_records; i += num_threads()) {
+    reinterpret_cast<std::uint64_t*>(a.message)[i] =
+        load_record(a.window + a.slots.flag(call, static_cast<int>(i)));
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_weights_kernel(const __grid_constant__ CrossingWeightsArgs a) {
+  const std::uint64_t call = next_call(a.state) - 1;
+  for (std::int64_t i = thread_number(); i < a.num_records; i += num_threads()) {
+    const std::uint64_t record = reinterpret_cast<const std::uint64_t*>(a.message)[i];
+    if (static_cast<std::uint32_t>(record >> 32) != tag_of(call)) continue;
+    store_relaxed_sys_u64(a.window + a.slots.flag(call, static_cast<int>(i)), record);
+  }
+}
+
+__global__ void count_stay_kernel(std::uint32_t* word) {
+  volatile std::uint32_t* counted = word;
+  *counted = *counted + 1;
+  __threadfence_system();
+}
+
+/// As the units of combine_send.cuh and combine_quantized.cuh.
+template <typename Task>
+void with_units(const QuantScheme& wire, const Task& task) {
+  if (wire.is_quantized()) return task.template operator()<ReturnUnits<2, 1>>();
+  if (wire.dtype == DType::kF32) return task.template operator()<ReturnUnits<4, 2>>();
+  task.template operator()<ReturnUnits<4, 1>>();
+}
+
+LaunchShape shape_of(const ReturnedRowsArgs& args, cudaStream_t stream) {
+  return shape_of(std::int64_t{args.num_tokens} * args.layout.num_return_chunks, kWarps, stream);
+}
+
+}  // namespace
+
+void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream) {
+  launch_kernel(pack_ids_kernel,
+                shape_of(std::int64_t{args.max_tokens} * args.num_topk, kThreads, stream),
+                "dispatch", args);
+}
+
+void launch_collect_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
+  with_units(args.wire, [&]<class Units>() {
+    launch_kernel(collect_rows_kernel<Units>, shape_of(args, stream), "combine", args);
+  });
+}
+
+void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
+  with_units(args.wire, [&]<class Units>() {
+    launch_kernel(place_rows_kernel<Units>, shape_of(args, stream), "combine", args);
+  });
+}
+
+void launch_collect_weights(const CrossingWeightsArgs& args, cudaStream_t stream) {
+  launch_kernel(collect_weights_kernel, shape_of(args.num_records, kThreads, stream), "combine",
+                args);
+}
+
+void launch_place_weights(const CrossingWeightsArgs& args, cudaStream_t stream) {
+  launch_kernel(place_weights_kernel, shape_of(args.num_records, kThreads, stream), "combine",
+                args);
+}
+
+void launch_count_stay(std::uint32_t* word, cudaStream_t stream) {
+  launch_kernel(count_stay_kernel, {1, 1, 0, false, stream}, "exchange", word);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pack_rows.cuh: the kernel that makes rows for other hosts, for one row form.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/base/launch.h"
+#include "cuda/exchange/host_rows.h"
+#include "cuda/exchange/row_form.cuh"
+
+namespace switchyard::cuda {
+
+inline constexpr int kPackThreads = 256;
+inline constexpr int kPackWarps = kPackThreads / kLanes;
+
+/// One warp per chunk of a token.
+template <class Form>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_rows_kernel(const __grid_constant__ DispatchArgs a, PackedRows to) {
+  __shared__ alignas(16) std::uint8_t memory[kPackWarps][kMaxChunkScaleBytes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  std::uint8_t* scales = memory[warp];
+  const int num_chunks = a.layout.num_chunks;
+  const std::int64_t num_items = std::int64_t{a.tokens.count} * num_chunks;
+  for (std::int64_t item = std::int64_t{blockIdx.x} * kPackWarps + warp; item < num_items;
+       item += std::int64_t{gridDim.x} * kPackWarps) {
+    const auto token = static_cast<int>(item / num_chunks);
+    const auto chunk = static_cast<int>(item - std::int64_t{token} * num_chunks);
+    const VecSource from(a, token, chunk, lane);
+    std::uint32_t words[Form::kWords];
+    Form::make(a, from, lane, words, scales);
+    if (from.first < a.layout.shape.hidden) {
+      constexpr int kVecBytes = Form::kWords * 4;
+      auto* at = reinterpret_cast<std::uint32_t*>(
+          to.rows + token * to.stride + std::int64_t{from.first} / kVecElements * kVecBytes);
+#pragma unroll
+      for (int i = 0; i < Form::kWords; i += 2) {
+        *reinterpret_cast<uint2*>(at + i) = {words[i], words[i + 1]};
+      }
+    }
+    const int s = chunk * a.scales.per_chunk + lane;
+    const std::int64_t num_scales = a.scales.block.num_scales;
+    if (to.scales != nullptr && lane < a.scales.per_chunk && s < num_scales) {
+      const auto bytes = static_cast<int>(a.scales.block.element_bytes);
+      std::byte* scale_at = to.scales + (token * num_scales + s) * bytes;
+      for (int b = 0; b < bytes; ++b) {
+        scale_at[b] = static_cast<std::byte>(scales[lane * bytes + b]);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <class Form>
+void launch_pack(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream) {
+  constexpr std::int64_t kMaxCtas = 4096;
+  const std::int64_t num_items = std::int64_t{args.tokens.count} * args.layout.num_chunks;
+  const std::int64_t ctas = (num_items + kPackWarps - 1) / kPackWarps;
+  launch_kernel(pack_rows_kernel<Form>,
+                {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kPackThreads, 0,
+                 false, stream},
+                "dispatch", args, to);
+}
+
+}  // namespace switchyard::cuda

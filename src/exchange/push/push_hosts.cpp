@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "exchange/push/push_hosts.h"
+
+#include <algorithm>
+
+#include "core/bytes.h"
+#include "core/carver.h"
+#include "core/round_up.h"
+#include "cuda/base/check.h"
+#include "cuda/exchange/routing.h"
+#include "engine/engine.h"
+#include "heap/heap.h"
+#include "heap/heap_support.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<int> hosts_of(const Control& control) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host_of(rank));
+  return hosts;
+}
+
+PushDispatch largest_call(const SlotKernels& kernels) {
+  PushDispatch call;
+  call.payloads.resize(kernels.payloads.size());
+  call.max_tokens = kernels.shape->config.max_tokens_per_rank;
+  return call;
+}
+
+}  // namespace
+
+std::unique_ptr<PushHosts> PushHosts::make(const Group& group, const PushExchangeShape& shape,
+                                           int device) {
+  const HostMap map(hosts_of(group.control()));
+  if (map.num_hosts() == 1) return nullptr;
+  return std::make_unique<PushHosts>(group, shape, map, device);
+}
+
+PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const HostMap& map,
+                     int device)
+    : shape_(shape),
+      map_(map),
+      rank_(group.rank()),
+      forwarded_(map_.forwarded_by(rank_)),
+      host_(group.engine().make_host_group()) {
+  const std::vector<std::string> gpus =
+      gather_or_fail(group.control(), [&] { return gpu_uuid(device); });
+  const auto num_ranks_on = [&](const std::string& gpu) {
+    return static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu));
+  };
+  ranks_on_gpu_ = num_ranks_on(gpus[static_cast<std::size_t>(rank_)]);
+  for (const std::string& gpu : gpus) has_shared_gpus_ |= num_ranks_on(gpu) > 1;
+  const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
+  slots_.resize(num_slots);
+  stays_.resize(num_slots * kNumOperations);
+  words_ = cuda::PinnedBuffer(stays_.size() * sizeof(cuda::StayWords));
+  timeout_ms_ = group.timeout_ms();
+  links_ = make_rank_links(group.control(), map_);
+}
+
+std::uint64_t PushHosts::ranks_of(int host) const {
+  std::uint64_t ranks = 0;
+  for (const int rank : map_.ranks_of(host)) ranks |= std::uint64_t{1} << rank;
+  return ranks;
+}
+
+std::size_t PushHosts::part_of(std::size_t number) const {
+  return align_up(shape_.window_bytes, kPartAlignment) + number * return_part(shape_).num_bytes;
+}
+
+std::size_t PushHosts::window_bytes() const { return part_of(map_.max_forwarded()); }
+
+cuda::PeerTable PushHosts::windows(const DeviceWindow& window) const {
+  cuda::PeerTable table{};
+  for (const int rank : map_.ranks_of(own_host())) {
+    table.base[rank] = window.base(map_.local_of(rank));
+  }
+  return table;
+}
+
+// Rows for a rank of another host go to the part that its forwarder here keeps for it.
+void PushHosts::describe(const DeviceWindow& window, SlotKernels& to) const {
+  to.sends_to = ranks_of(own_host());
+  const ReturnPart part = return_part(shape_);
+  for (const int rank : map_.ranks_of(own_host())) {
+    const std::vector<int> sources = map_.forwarded_by(rank);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      std::byte* at = window.base(map_.local_of(rank)) + part_of(i);
+      to.far_returns.base[sources[i]] = at - shape_.main.returns_offset;
+      to.far_weights.base[sources[i]] = at + part.weights;
+    }
+  }
+}
+
+std::size_t PushHosts::dispatch_bytes(const SlotKernels& kernels) const {
+  const PushDispatch call = largest_call(kernels);
+  std::size_t bytes = dispatch_message(regions_of(kernels, call), call.max_tokens).num_bytes;
+  if (shape_.gathers_routing) {
+    bytes =
+        std::max(bytes, dispatch_message({gather_args(kernels, call)}, call.max_tokens).num_bytes);
+  }
+  return bytes;
+}
+
+void PushHosts::lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels,
+                        std::size_t& num_bytes) {
+  const std::int64_t max_tokens = shape_.config.max_tokens_per_rank;
+  const auto tokens = static_cast<std::size_t>(max_tokens);
+  const auto returned_bytes = [&](int host) {
+    const auto size = static_cast<int>(map_.ranks_of(host).size());
+    return return_message(shape_, size, max_tokens).num_bytes;
+  };
+  // Routing that goes to every rank has a choice for each.
+  const auto topk = static_cast<std::size_t>(
+      shape_.gathers_routing ? std::max(shape_.main_topk, shape_.main_ownership.num_ranks)
+                             : shape_.main_topk);
+  const std::size_t message = dispatch_bytes(kernels);
+  Carver parts(base, kPartAlignment);
+  slot.sent = parts.carve(message);
+  slot.forwards.assign(forwarded_.size(), {});
+  for (Forward& forward : slot.forwards) {
+    forward.message = parts.carve(std::max(message, returned_bytes(own_host())));
+    carve(parts, forward.state.num_partials, tokens);
+    carve(parts, forward.state.columns, tokens * topk);
+    carve(parts, forward.state.partial_weights, tokens * topk);
+    carve(parts, forward.state.partial_ranks, tokens * topk);
+  }
+  slot.returned.assign(static_cast<std::size_t>(map_.num_hosts()), nullptr);
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host == own_host()) continue;
+    slot.returned[static_cast<std::size_t>(host)] = parts.carve(returned_bytes(host));
+  }
+  num_bytes = parts.used_bytes();
+}
+
+void PushHosts::allocate(std::size_t index, const SlotKernels& kernels, cudaStream_t stream) {
+  Slot& slot = slots_[index];
+  std::size_t num_bytes = 0;
+  lay_out(slot, nullptr, kernels, num_bytes);
+  slot.memory = cuda::DeviceBuffer(num_bytes);
+  cuda::check_cuda(cudaMemsetAsync(slot.memory.data(), 0, num_bytes, stream), "cudaMemsetAsync");
+  lay_out(slot, slot.memory.data(), kernels, num_bytes);
+}
+
+// The region `own` of another rank: with its number and tokens, and with lists of its own.
+cuda::DispatchArgs PushHosts::forwarded_args(const Forward& forward, int source,
+                                             const cuda::DispatchArgs& own,
+                                             const DispatchMessage& message, std::size_t region,
+                                             std::int64_t max_tokens) const {
+  const CrossingRows& rows = message.regions[region];
+  cuda::DispatchArgs args = own;
+  args.rank = source;
+  args.state = forward.state;
+  args.state.counter = own.state.counter;
+  if (args.scheme.is_simulated()) args.scheme = schemes::kNone;
+  args.tokens = {.data = forward.message + rows.rows,
+                 .stride = rows.stride,
+                 .count = static_cast<std::int32_t>(max_tokens),
+                 .dtype = args.scheme.dtype,
+                 .tensor_scale = own.tokens.tensor_scale,
+                 .ids = {forward.message + message.ids, false},
+                 .are_aligned = true};
+  if (rows.has_scales) {
+    args.tokens.scales = forward.message + rows.scales;
+    args.tokens.scale_stride[0] = own.scales.block.num_scales;
+    args.tokens.scale_stride[1] = 1;
+  }
+  if (own.layout.shape.sends_weights) {
+    args.tokens.topk_weights = reinterpret_cast<const float*>(forward.message + message.weights);
+  }
+  args.sends_to = ranks_of(own_host());
+  args.returned_by = args.sends_to;
+  args.reports_ids = false;
+  return args;
+}
+
+void PushHosts::exchange(std::size_t slot, Operation operation,
+                         const std::vector<LinkMessage>& sent,
+                         const std::vector<LinkMessage>& received, const WaitSite& site,
+                         cudaStream_t stream) {
+  cuda::StayWords& stay = stay_of(slot, operation);
+  cuda::launch_count_stay(&stay.begun, stream);
+  links_->exchange(sent, received, site, stream);
+  cuda::launch_count_stay(&stay.ended, stream);
+}
+
+std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
+                                                 const std::vector<cuda::DispatchArgs>& regions,
+                                                 const PushDispatch& call, const WaitSite& site,
+                                                 cudaStream_t stream) {
+  const Slot& slot = slots_[index];
+  const DispatchMessage message = dispatch_message(regions, call.max_tokens);
+  const cuda::DispatchArgs& last = regions.back();
+  cuda::launch_pack_ids({.ids = last.tokens.ids,
+                         .topk_weights = last.tokens.topk_weights,
+                         .num_tokens = last.tokens.count,
+                         .max_tokens = static_cast<std::int32_t>(call.max_tokens),
+                         .num_topk = last.num_topk,
+                         .num_experts = last.ownership.num_experts,
+                         .to_ids = reinterpret_cast<std::int32_t*>(slot.sent + message.ids),
+                         .to_weights = last.layout.shape.sends_weights
+                                           ? reinterpret_cast<float*>(slot.sent + message.weights)
+                                           : nullptr},
+                        stream);
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    const CrossingRows& rows = message.regions[i];
+    cuda::launch_pack_rows(
+        regions[i],
+        {slot.sent + rows.rows, rows.stride, rows.has_scales ? slot.sent + rows.scales : nullptr},
+        stream);
+  }
+  std::vector<LinkMessage> sent;
+  std::vector<LinkMessage> received;
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host == own_host()) continue;
+    sent.push_back({rank_, map_.forwarder(rank_, host), slot.sent, message.num_bytes});
+  }
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    received.push_back({forwarded_[i], forwarded_[i], slot.forwards[i].message, message.num_bytes});
+  }
+  exchange(index, kDispatch, sent, received, site, stream);
+  std::vector<cuda::DispatchArgs> forwarded;
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    for (std::size_t r = 0; r < regions.size(); ++r) {
+      forwarded.push_back(
+          forwarded_args(slot.forwards[i], forwarded_[i], regions[r], message, r, call.max_tokens));
+    }
+  }
+  return forwarded;
+}
+
+void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing,
+                             cudaStream_t stream) const {
+  const Slot& slot = slots_[index];
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    cuda::RoutingArgs args = routing;
+    args.rank = forwarded_[i];
+    args.state = slot.forwards[i].state;
+    args.state.counter = routing.state.counter;
+    cuda::launch_list_returns(args, ranks_of(own_host()), stream);
+  }
+}
+
+void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
+                          const WaitSite& site, cudaStream_t stream) {
+  const Slot& slot = slots_[index];
+  const auto message_of = [&](int host) {
+    const auto size = static_cast<int>(map_.ranks_of(host).size());
+    return return_message(shape_, size, call.max_tokens);
+  };
+  const ReturnMessage out = message_of(own_host());
+  const auto rows_args = [&](const cuda::CallState& lists, std::int64_t num_tokens,
+                             const ReturnMessage& message, std::uint64_t ranks, std::byte* window,
+                             std::byte* rows) {
+    cuda::ReturnedRowsArgs args{.layout = shape_.main,
+                                .wire = shape_.config.combine_scheme,
+                                .state = lists,
+                                .watch = kernels.watch,
+                                .num_topk = shape_.main_topk,
+                                .num_tokens = static_cast<std::int32_t>(num_tokens),
+                                .width = message.width,
+                                .ranks = ranks,
+                                .window = window,
+                                .rows = rows};
+    args.state.counter = kernels.main.base.state.counter;
+    return args;
+  };
+  const auto weights_args = [&](const ReturnMessage& message, std::byte* window, std::byte* at) {
+    return cuda::CrossingWeightsArgs{.slots = shape_.weights,
+                                     .state = kernels.main.base.state,
+                                     .watch = kernels.watch,
+                                     .num_records = message.num_records,
+                                     .window = window,
+                                     .message = at + message.weights};
+  };
+  std::vector<LinkMessage> sent;
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    const int source = forwarded_[i];
+    std::byte* to = slot.forwards[i].message;
+    cuda::launch_collect_rows(rows_args(slot.forwards[i].state, call.max_tokens, out,
+                                        ranks_of(own_host()), kernels.far_returns.base[source], to),
+                              stream);
+    if (out.num_records > 0) {
+      cuda::launch_collect_weights(weights_args(out, kernels.far_weights.base[source], to), stream);
+    }
+    sent.push_back({source, source, to, out.num_bytes});
+  }
+  std::vector<LinkMessage> received;
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host == own_host()) continue;
+    received.push_back({rank_, map_.forwarder(rank_, host),
+                        slot.returned[static_cast<std::size_t>(host)], message_of(host).num_bytes});
+  }
+  exchange(index, kCombine, sent, received, site, stream);
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host == own_host()) continue;
+    const ReturnMessage in = message_of(host);
+    std::byte* from = slot.returned[static_cast<std::size_t>(host)];
+    cuda::launch_place_rows(rows_args(kernels.main.base.state, call.num_tokens(), in,
+                                      ranks_of(host), kernels.main.windows.base[rank_], from),
+                            stream);
+    if (in.num_records > 0) {
+      cuda::launch_place_weights(weights_args(in, kernels.weights.base[rank_], from), stream);
+    }
+  }
+}
+
+void PushHosts::run_kernels(const SlotKernels& kernels) const {
+  for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
+    PushDispatch call;
+    call.tokens.dtype = dtype;
+    cuda::DispatchArgs args = token_args(kernels, call);
+    cuda::launch_pack_rows(args, {}, nullptr);
+    if (!args.scheme.is_simulated()) continue;
+    args.scheme = schemes::kNone;
+    cuda::launch_dispatch(args, cuda::Phases::kNone, false, nullptr);
+  }
+  PushDispatch call;
+  call.payloads.resize(kernels.payloads.size());
+  for (std::size_t i = 0; i < kernels.payloads.size(); ++i) {
+    cuda::launch_pack_rows(payload_args(kernels, call, i), {}, nullptr);
+  }
+  if (shape_.gathers_routing) cuda::launch_pack_rows(gather_args(kernels, call), {}, nullptr);
+  if (shape_.gathers && shape_.gathers_routing) {
+    cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
+  }
+  cuda::launch_pack_ids({}, nullptr);
+  cuda::ReturnedRowsArgs rows;
+  rows.layout = shape_.main;
+  rows.wire = shape_.config.combine_scheme;
+  rows.watch = kernels.watch;
+  cuda::launch_collect_rows(rows, nullptr);
+  cuda::launch_place_rows(rows, nullptr);
+  if (shape_.returns_weights) {
+    cuda::CrossingWeightsArgs weights;
+    weights.state = kernels.main.base.state;
+    weights.watch = kernels.watch;
+    cuda::launch_collect_weights(weights, nullptr);
+    cuda::launch_place_weights(weights, nullptr);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// push_hosts.h: the exchange between GPUs of several hosts. Inside a host rows are pushed as ever.
+// To each other host a rank sends its tokens once, to its forwarder there (plan/host_map.h), which
+// pushes them on in the name of that rank: so slots, places and routes are those of one host, and
+// who receives them cannot tell. Rows that return go to a part of the forwarder's window, from
+// there back to the rank, and into its window as if they had been stored there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "switchyard/group.h"
+
+#include "cuda/base/memory.h"
+#include "cuda/exchange/host_rows.h"
+#include "exchange/push/crossing.h"
+#include "exchange/push/kernel_arguments.h"
+#include "exchange/push/watcher.h"
+#include "heap/device_window.h"
+#include "heap/rank_links.h"
+#include "plan/host_map.h"
+
+namespace switchyard {
+
+class PushHosts final : public LinkWatch {
+ public:
+  /// Collective, with this rank's GPU current; null where all ranks share a host. References must
+  /// outlive it. Errors: as make_rank_links and Engine::make_host_group.
+  static std::unique_ptr<PushHosts> make(const Group& group, const PushExchangeShape& shape,
+                                         int device);
+  PushHosts(const Group& group, const PushExchangeShape& shape, const HostMap& map, int device);
+
+  Engine& host() const { return *host_; }
+  /// Of all hosts: they may be processes of one machine.
+  int ranks_on_gpu() const { return ranks_on_gpu_; }
+  bool has_shared_gpus() const { return has_shared_gpus_; }
+
+  /// Parts for returned rows included; equal on all ranks.
+  std::size_t window_bytes() const;
+  /// What kernels are given besides the windows of this host.
+  void describe(const DeviceWindow& window, SlotKernels& to) const;
+  /// The windows of this host by rank of the group; null: of another host.
+  cuda::PeerTable windows(const DeviceWindow& window) const;
+
+  /// Takes the memory of a slot, whose kernels are those that calls will use.
+  void allocate(std::size_t slot, const SlotKernels& kernels, cudaStream_t stream);
+  std::size_t memory_bytes(std::size_t slot) const { return slots_[slot].memory.size_bytes(); }
+  /// Every kernel once, without doing anything: see launch_dispatch.
+  void run_kernels(const SlotKernels& kernels) const;
+  /// How long messages may take; before the first call.
+  void set_timeout(std::int64_t timeout_ms) { timeout_ms_ = timeout_ms; }
+
+  /// Sends this rank's tokens to the other hosts and receives those that it forwards. Returns what
+  /// is to be dispatched for these, by source and region, in phase kSend.
+  std::vector<cuda::DispatchArgs> cross(std::size_t slot,
+                                        const std::vector<cuda::DispatchArgs>& regions,
+                                        const PushDispatch& call, const WaitSite& site,
+                                        cudaStream_t stream);
+  /// After the routing of all ranks is known, where every rank gets every token: which ranks of
+  /// this host return rows of forwarded tokens.
+  void list_returns(std::size_t slot, const cuda::RoutingArgs& routing, cudaStream_t stream) const;
+  /// Passes back what this host's ranks have returned for forwarded tokens, and receives what other
+  /// hosts return for own ones.
+  void pass_back(std::size_t slot, const SlotKernels& kernels, const PushDispatch& call,
+                 const WaitSite& site, cudaStream_t stream);
+
+  /// Frees what is on the GPU, once nothing runs.
+  void close() noexcept;
+
+  void look(Control& control) noexcept override;
+  void abort() noexcept override;
+
+ private:
+  struct Forward {
+    std::byte* message = nullptr;  ///< of dispatch, then of combine
+    cuda::CallState state;         ///< lists of partial sums
+  };
+  struct Slot {
+    cuda::DeviceBuffer memory;
+    std::byte* sent = nullptr;
+    std::vector<Forward> forwards;     ///< by number in forwarded_
+    std::vector<std::byte*> returned;  ///< by host; null: own
+  };
+  enum Operation : std::size_t { kDispatch, kCombine, kNumOperations };
+  struct Stay {
+    std::uint32_t number = 0;
+    std::int64_t since_ns = 0;
+  };
+
+  void lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels, std::size_t& num_bytes);
+  std::size_t dispatch_bytes(const SlotKernels& kernels) const;
+  cuda::DispatchArgs forwarded_args(const Forward& forward, int source,
+                                    const cuda::DispatchArgs& own, const DispatchMessage& message,
+                                    std::size_t region, std::int64_t max_tokens) const;
+  cuda::StayWords& stay_of(std::size_t slot, Operation operation) const {
+    return words_.as<cuda::StayWords>()[slot * kNumOperations + operation];
+  }
+  void exchange(std::size_t slot, Operation operation, const std::vector<LinkMessage>& sent,
+                const std::vector<LinkMessage>& received, const WaitSite& site,
+                cudaStream_t stream);
+  std::string peers_text() const;
+  std::size_t part_of(std::size_t number) const;
+  int own_host() const { return map_.host_of(rank_); }
+  std::uint64_t ranks_of(int host) const;
+
+  const PushExchangeShape& shape_;
+  HostMap map_;
+  int rank_;
+  std::vector<int> forwarded_;  ///< sources whose tokens this rank passes on
+  std::shared_ptr<Engine> host_;
+  int ranks_on_gpu_ = 1;
+  bool has_shared_gpus_ = false;
+  std::int64_t timeout_ms_ = 0;
+  cuda::PinnedBuffer words_;  ///< StayWords of each slot and operation
+  std::vector<Slot> slots_;
+  std::mutex mutex_;  // guards the stays
+  std::vector<Stay> stays_;
+  std::int64_t failed_since_ns_ = 0;
+  std::unique_ptr<RankLinks> links_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of a call over several hosts, in order; push_hosts.h has what runs between them.
+
+#include "cuda/exchange/stage_log.h"
+#include "exchange/push/push_exchange.h"
+
+namespace switchyard {
+
+// Rows leave for the ranks of this host, then for other hosts; those of other hosts are passed on.
+// No kernel waits before that, so that the send phase of every rank ends.
+void PushExchange::launch_over_hosts(const Slot& slot,
+                                     const std::vector<cuda::DispatchArgs>& regions,
+                                     cuda::Phases phases, Stream stream) {
+  if (cuda::sends(phases)) {
+    for (const cuda::DispatchArgs& args : regions) {
+      launch_rows(slot, args, cuda::Phases::kSend, stream);
+    }
+    const std::vector<cuda::DispatchArgs> forwarded =
+        hosts_->cross(index_of(slot), regions, slot.dispatch, site_, stream.get());
+    for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);
+  }
+  if (!cuda::receives(phases)) return;
+  for (const cuda::DispatchArgs& args : regions) {
+    launch_rows(slot, args, cuda::Phases::kReceive, stream);
+    sync_if_shared(cuda::Phases::kReceive, stream);
+  }
+}
+
+// CTAs share work by counters, which are those of this rank's own rows.
+void PushExchange::launch_forwarded(const Slot& slot, cuda::DispatchArgs args,
+                                    Stream stream) const {
+  GridRequest request = grid_request(slot, room_.of(stream), cuda::Phases::kSend);
+  request.may_share = false;
+  args.grid = cuda::dispatch_grid(request, args.layout, args.tokens.count);
+  cuda::record_stages(args, cuda::Phases::kSend);
+  cuda::launch_dispatch(args, cuda::Phases::kSend, false, stream.get());
+}
+
+// What ranks of this host return for others' tokens must be there before it is passed back, and
+// what comes back before it is summed.
+void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,
+                                            cuda::Phases phases, Stream stream) {
+  const auto launch = [&](cuda::Phases phase) {
+    cuda::CombineArgs part = args;
+    GridRequest request = grid_request(slot, room_.of(stream), phase);
+    request.can_stream = gpu_can_stream_ && cuda::can_stream(part, phase);
+    part.grid = cuda::combine_grid(request, part.layout, slot.dispatch.tokens.count);
+    cuda::record_stages(part, phase);
+    cuda::launch_combine(part, phase, false, stream.get());
+  };
+  if (cuda::sends(phases)) launch(cuda::Phases::kSend);
+  if (!cuda::receives(phases)) return;
+  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch, site_, stream.get());
+  launch(cuda::Phases::kReceive);
+}
+
+}  // namespace switchyard

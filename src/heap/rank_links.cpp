@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "heap/rank_links.h"
+
+#include <sched.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "core/fail.h"
+#include "cuda/base/check.h"
+#include "cuda/base/memory.h"
+#include "heap/heap.h"
+#include "heap/nccl_api.h"
+#include "heap/nccl_call.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kSpinsPerLook = 64;
+constexpr std::size_t kFirstMessageBytes = 16;
+
+// The member of communicator `link` on a host.
+int member_of(const HostMap& map, int link, int host) {
+  const std::vector<int>& ranks = map.ranks_of(host);
+  return ranks[static_cast<std::size_t>(link) % ranks.size()];
+}
+
+int num_links(const HostMap& map) { return static_cast<int>(map.max_host_size()); }
+
+// The ids of the communicators whose member on host 0 this rank is, one after another, as bytes.
+// The leading "-" keeps the text from being empty and from looking like a failure.
+std::string ids_text(const HostMap& map, int rank) {
+  const NcclCalls& api = nccl_calls();
+  std::string text = "-";
+  for (int link = 0; link < num_links(map); ++link) {
+    if (member_of(map, link, 0) != rank) continue;
+    ncclUniqueId id{};
+    check_nccl(api.get_unique_id(&id), "ncclGetUniqueId");
+    text.append(id.internal, sizeof(id.internal));
+  }
+  return text;
+}
+
+ncclUniqueId id_of(const std::vector<std::string>& texts, const HostMap& map, int link) {
+  const std::string& text = texts[static_cast<std::size_t>(member_of(map, link, 0))];
+  ncclUniqueId id{};
+  const std::size_t nth = static_cast<std::size_t>(link) / map.ranks_of(0).size();
+  const std::size_t at = 1 + nth * sizeof(id.internal);
+  require(text.size() >= at + sizeof(id.internal), Errc::kSystem,
+          "nccl: ids of {} bytes, must be {} or more", text.size(), at + sizeof(id.internal));
+  std::memcpy(id.internal, text.data() + at, sizeof(id.internal));
+  return id;
+}
+
+class NcclLinks final : public RankLinks {
+ public:
+  NcclLinks(Control& control, const HostMap& map)
+      : control_(control), map_(map), comms_(static_cast<std::size_t>(num_links(map))) {}
+  ~NcclLinks() override { abort(); }  // needs no peer, unlike ncclCommDestroy
+
+  void join(const std::vector<std::string>& texts);
+  void connect();
+
+  void exchange(const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
+                const WaitSite& site, cudaStream_t stream) override;
+  std::string failure() noexcept override;
+  void abort() noexcept override;
+
+ private:
+  ncclComm_t link_of(const LinkMessage& message) const {
+    return comms_[static_cast<std::size_t>(map_.local_of(message.source))];
+  }
+  int number_of(int peer) const { return map_.host_of(peer); }
+  void enqueue(const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
+               cudaStream_t stream);
+  ncclResult_t state() const;
+  void await(const WaitSite& site);
+  [[noreturn]] void fail_by(const WaitSite& site, const std::string& what);
+
+  Control& control_;
+  HostMap map_;
+  std::mutex mutex_;  // guards the two below: an abort frees communicators
+  std::vector<ncclComm_t> comms_;
+  bool is_aborted_ = false;
+};
+
+// Of calls in a group, which say that they are not done yet.
+void check_begun(ncclResult_t result, const char* what) {
+  if (result != ncclInProgress) check_nccl(result, what);
+}
+
+void NcclLinks::join(const std::vector<std::string>& texts) {
+  const NcclCalls& api = nccl_calls();
+  {
+    const std::lock_guard lock(mutex_);
+    check_nccl(api.group_start(), "ncclGroupStart");
+    for (int link = 0; link < num_links(map_); ++link) {
+      const int host = map_.host_of(control_.rank());
+      if (member_of(map_, link, host) != control_.rank()) continue;
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      check_begun(
+          api.comm_init_rank_config(&comms_[static_cast<std::size_t>(link)], map_.num_hosts(),
+                                    id_of(texts, map_, link), host, &config),
+          "ncclCommInitRankConfig");
+    }
+    check_begun(api.group_end(), "ncclGroupEnd");
+  }
+  await({Phase::kSetup, 0, -1});
+}
+
+// NCCL connects two ranks when the first message goes between them, and takes memory for it: here,
+// because later a stream may be captured.
+void NcclLinks::connect() {
+  const int rank = control_.rank();
+  const int own_host = map_.host_of(rank);
+  std::vector<LinkMessage> out;   // as a source, to forwarders
+  std::vector<LinkMessage> back;  // as a forwarder, to sources
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host != own_host) out.push_back({rank, map_.forwarder(rank, host), nullptr, 0});
+  }
+  for (const int source : map_.forwarded_by(rank)) back.push_back({source, source, nullptr, 0});
+  const cuda::DeviceBuffer memory(2 * (out.size() + back.size()) * kFirstMessageBytes);
+  std::byte* next = memory.data();
+  const auto with_memory = [&](std::vector<LinkMessage> messages) {
+    for (LinkMessage& message : messages) {
+      message.data = next;
+      message.num_bytes = kFirstMessageBytes;
+      next += kFirstMessageBytes;
+    }
+    return messages;
+  };
+  const WaitSite site{Phase::kSetup, 0, -1};
+  const std::vector<LinkMessage> sent = with_memory(out);
+  const std::vector<LinkMessage> received = with_memory(back);
+  const cuda::OwnedStream stream;
+  exchange(sent, received, site, stream.get());
+  exchange(received, sent, site, stream.get());
+  control_.wait(site, [&] {
+    const cudaError_t state = cudaStreamQuery(stream.get());
+    if (state != cudaErrorNotReady) cuda::check_cuda(state, "nccl: first messages");
+    return state == cudaSuccess;
+  });
+}
+
+void NcclLinks::enqueue(const std::vector<LinkMessage>& sent,
+                        const std::vector<LinkMessage>& received, cudaStream_t stream) {
+  const NcclCalls& api = nccl_calls();
+  check_nccl(api.group_start(), "ncclGroupStart");
+  ncclResult_t result = ncclSuccess;
+  const auto is_good = [&] { return result == ncclSuccess || result == ncclInProgress; };
+  for (const LinkMessage& message : sent) {
+    if (!is_good()) break;
+    if (message.num_bytes == 0) continue;
+    result = api.send(message.data, message.num_bytes, ncclInt8, number_of(message.peer),
+                      link_of(message), stream);
+  }
+  for (const LinkMessage& message : received) {
+    if (!is_good()) break;
+    if (message.num_bytes == 0) continue;
+    result = api.receive(message.data, message.num_bytes, ncclInt8, number_of(message.peer),
+                         link_of(message), stream);
+  }
+  const ncclResult_t end = api.group_end();
+  check_begun(result, "ncclSend");
+  check_begun(end, "ncclGroupEnd");
+}
+
+void NcclLinks::exchange(const std::vector<LinkMessage>& sent,
+                         const std::vector<LinkMessage>& received, const WaitSite& site,
+                         cudaStream_t stream) {
+  if (sent.empty() && received.empty()) return;
+  try {
+    const std::lock_guard lock(mutex_);
+    if (!is_aborted_) enqueue(sent, received, stream);
+  } catch (const Error& error) {
+    fail_by(site, error.what());
+  }
+  await(site);
+}
+
+// Of all communicators: an error, or not done yet, or success.
+ncclResult_t NcclLinks::state() const {
+  ncclResult_t worst = ncclSuccess;
+  for (ncclComm_t comm : comms_) {
+    if (comm == nullptr) continue;
+    ncclResult_t result = ncclSuccess;
+    const ncclResult_t asked = nccl_calls().comm_get_async_error(comm, &result);
+    if (asked != ncclSuccess) return asked;
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+    if (result == ncclInProgress) worst = result;
+  }
+  return worst;
+}
+
+// Until NCCL's threads have done what a call left to them.
+void NcclLinks::await(const WaitSite& site) {
+  const Deadline deadline = Deadline::after_ms(control_.timeout_ms());
+  for (int spin = 1;; ++spin) {
+    ncclResult_t result = ncclInProgress;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!is_aborted_) result = state();
+    }
+    if (result == ncclSuccess) return;
+    if (result != ncclInProgress) {
+      fail_by(site, fmt::format("NCCL says {}", nccl_calls().get_error_string(result)));
+    }
+    if (spin % kSpinsPerLook != 0) continue;
+    control_.check_alive(site);
+    if (deadline.expired()) {
+      control_.abort(
+          Errc::kTimeout, control_.rank(),
+          fmt::format("rank {} waited {:.1f} s for NCCL in {}", control_.rank(),
+                      static_cast<double>(control_.timeout_ms()) * 1e-3, name_of(site.phase)));
+      control_.check_alive(site);
+    }
+    sched_yield();
+  }
+}
+
+// What NCCL saw may be that a rank is gone, which control knows better.
+void NcclLinks::fail_by(const WaitSite& site, const std::string& what) {
+  constexpr std::int64_t kGraceMs = 1000;
+  const Deadline grace = Deadline::after_ms(kGraceMs);
+  while (!grace.expired()) {
+    control_.look_for_lost_peers();
+    control_.check_alive(site);
+    sched_yield();
+  }
+  control_.abort(Errc::kSystem, control_.rank(), what);
+  fail(Errc::kSystem, "{}: {} (rank {} of {}, call {})", name_of(site.phase), what, control_.rank(),
+       control_.size(), site.call);
+}
+
+std::string NcclLinks::failure() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (is_aborted_) return {};
+    const ncclResult_t result = state();
+    if (result == ncclSuccess || result == ncclInProgress) return {};
+    return fmt::format("NCCL says {}", nccl_calls().get_error_string(result));
+  } catch (const std::exception&) {  // no memory for the text
+    return {};
+  }
+}
+
+void NcclLinks::abort() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (is_aborted_) return;
+  is_aborted_ = true;
+  for (ncclComm_t comm : comms_) {
+    if (comm != nullptr) nccl_calls().comm_abort(comm);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map) {
+  turn_nvls_off();
+  const std::vector<std::string> texts =
+      gather_or_fail(control, [&] { return ids_text(map, control.rank()); });
+  auto links = std::make_unique<NcclLinks>(control, map);
+  gather_or_fail(control, [&] {
+    links->join(texts);
+    links->connect();
+    return std::string();
+  });
+  return links;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// rank_links.h: messages between GPUs of different hosts, over NCCL's send and receive. The tokens
+// of a rank cross to its forwarders (plan/host_map.h), and their results come back: there is one
+// communicator for each local index, of the ranks with that index and, on hosts with fewer ranks,
+// of those that forward for them.
+#pragma once
+
+#include <cstddef>
+#include <cuda_runtime_api.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/control.h"
+#include "plan/host_map.h"
+
+namespace switchyard {
+
+/// A message to `peer` or from it.
+struct LinkMessage {
+  int source = 0;  ///< the rank whose tokens are concerned: this rank or the peer
+  int peer = 0;
+  std::byte* data = nullptr;  ///< device memory
+  std::size_t num_bytes = 0;
+};
+
+/// Calls come in the same order on every rank. Communicators do not block: what NCCL does on the
+/// host is waited for with the deadline of the group, what it does on the GPU has none.
+class RankLinks {
+ public:
+  RankLinks() = default;
+  RankLinks(const RankLinks&) = delete;
+  RankLinks& operator=(const RankLinks&) = delete;
+  virtual ~RankLinks() = default;
+
+  /// Enqueues all messages as one operation, which ends when all have been sent and received.
+  /// Messages between two ranks arrive in order. May be captured in a graph. Errors: kSystem,
+  /// kTimeout, kPeerLost, kAborted.
+  virtual void exchange(const std::vector<LinkMessage>& sent,
+                        const std::vector<LinkMessage>& received, const WaitSite& site,
+                        cudaStream_t stream) = 0;
+  /// What NCCL found behind a call; empty: nothing. Any thread.
+  virtual std::string failure() noexcept = 0;
+  /// Ends what is under way, on the GPU too. No call may follow. Any thread.
+  virtual void abort() noexcept = 0;
+};
+
+/// Collective, with this rank's GPU current: connects every two ranks between which messages go.
+/// `control` must outlive the links. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem,
+/// kTimeout, kPeerLost.
+std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map);
+
+}  // namespace switchyard

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The exchange between GPUs of several hosts returns the bits of the exchange between CPUs. Hosts
+// are processes of this machine that say so, to this library and to NCCL, which then takes sockets
+// even between ranks that share a GPU. The test itself never uses CUDA, because it forks the ranks.
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <signal.h>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "core/clock.h"
+#include "core/settings.h"
+#include "exchange_rank.h"
+#include "exchange_run.h"
+#include "run_in_child.h"
+#include "support/observe.h"
+#include "support/processes.h"
+#include "support/shared.h"
+
+namespace switchyard {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+constexpr auto kPerRank = Reduce::kPerRank;
+constexpr Layout kLayouts[] = {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
+                               Layout::kByRank, Layout::kAllGather};
+const std::vector<std::int64_t> kTokens{37, 5, 0, 1, 20};
+
+using Hosts = std::vector<int>;  // by rank
+const Hosts kTwo{0, 1};
+const Hosts kTwoTimesTwo{0, 1, 0, 1};
+const Hosts kThreeAndOne{0, 0, 0, 1};
+const Hosts kThree{2, 0, 1};
+
+std::string text_of(const Hosts& hosts) {
+  std::string text;
+  for (const int host : hosts) text += std::to_string(host);
+  return text;
+}
+
+// For NCCL, in the process of a rank: every host is a machine of its own, reached over loopback.
+void set_host(int host) {
+  setenv("NCCL_HOSTID", ("switchyard-" + std::to_string(host)).c_str(), 1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  setenv("NCCL_NET", "Socket", 1);
+  setenv("NCCL_IB_DISABLE", "1", 1);
+}
+
+ProcessOptions options_of(const Hosts& hosts, std::int64_t timeout_ms = 60'000) {
+  ProcessOptions options{.timeout_ms = timeout_ms, .deadline_ms = 280'000, .engine = "auto"};
+  options.host_of = [hosts](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
+  return options;
+}
+
+// Runs `body` on processes that form a group over `hosts`.
+void run_on_hosts(const Hosts& hosts, const std::function<void(const Group&)>& body) {
+  run_processes(
+      static_cast<int>(hosts.size()),
+      [&](const Group& group) {
+        set_host(hosts[static_cast<std::size_t>(group.rank())]);
+        const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
+        body(group);
+      },
+      options_of(hosts));
+}
+
+// The ranks of `group` as those of one host, for CPUs.
+Group make_shm_group(const Group& group, const std::string& name) {
+  const std::string host = setting("SWITCHYARD_HOST_ID").text;
+  set_setting("SWITCHYARD_HOST_ID", "");
+  const std::string store = "unix:@switchyard-hosts-" + std::to_string(getppid()) + "-" + name;
+  Group shm = Group::from(group.rank(), group.size(), store,
+                          {.engine = "shm", .timeout_ms = group.timeout_ms()});
+  set_setting("SWITCHYARD_HOST_ID", host);
+  return shm;
+}
+
+class HostsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    REQUIRE_GPU_IN_CHILD();
+    const std::string why = run_in_child(nccl_calls_obstacle);
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+struct Suite {
+  std::string name;
+  Hosts hosts;
+  std::vector<Case> cases;
+};
+
+class SuiteTest : public HostsTest, public ::testing::WithParamInterface<Suite> {};
+
+TEST_P(SuiteTest, EqualsTheCpuExchange) {
+  const Suite& suite = GetParam();
+  run_on_hosts(suite.hosts, [&](const Group& group) {
+    const Group cpus = make_shm_group(group, suite.name);
+    for (Case c : suite.cases) {
+      SCOPED_TRACE(c.name);
+      c.num_ranks = group.size();
+      ExchangeRun(cpus, group, c).run();
+      if (::testing::Test::HasFailure()) return;
+    }
+  });
+}
+
+Case case_of(const char* name, const ExchangeConfig& config, double none_share = 0.1) {
+  return {name, 0, config, kTokens, none_share};
+}
+
+std::vector<Case> simple_cases(Layout layout) {
+  return {case_of("plain", config_of(layout, schemes::kNone, kPerRank)),
+          case_of("fp8", config_of(layout, schemes::kFp8Block, kPerRank, 1027))};
+}
+
+std::vector<Case> layout_cases(Layout layout, int num_ranks) {
+  std::vector<Case> cases = simple_cases(layout);
+  Case ones = case_of("all_ones", config_of(layout, schemes::kNone, kPerRank));
+  ones.all_ones = true;
+  ones.splits_phases = true;
+  cases.push_back(ones);
+  Case payloads = case_of("payloads", config_of(layout, schemes::kFp8Block, kPerRank, 256));
+  payloads.config.payload_bytes = {16, 2, 614};
+  cases.push_back(payloads);
+  Case again = case_of("again", config_of(layout, schemes::kFp8Token, kPerRank, 264));
+  again.goes_again = true;
+  again.returns_weights = true;
+  again.config.max_in_flight = 3;
+  cases.push_back(again);
+  Case drop = case_of("drop", config_of(layout, schemes::kFp8Block, kPerRank, 256));
+  drop.config.capacity = 9;
+  drop.config.overflow = Overflow::kDrop;
+  drop.goes_again = true;
+  cases.push_back(drop);
+  Case back = case_of("return_fp8", config_of(layout, schemes::kNone, kPerRank, 700));
+  back.config.combine_scheme = schemes::kFp8Block;
+  back.splits_phases = true;
+  cases.push_back(back);
+  Case own = case_of("experts_per_rank", config_of(layout, schemes::kInt8Token, kPerRank, 512));
+  own.config.experts_per_rank.assign(static_cast<std::size_t>(num_ranks), 0);
+  own.config.experts_per_rank[0] = 5;
+  own.config.experts_per_rank.back() += 7;
+  cases.push_back(own);
+  return cases;
+}
+
+std::vector<Case> scheme_cases() {
+  std::vector<Case> cases;
+  for (const char* name :
+       {"fp8_block_deepep", "fp8_ue8m0", "fp8_token", "fp8_tensor", "int8_token", "int8_tensor",
+        "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
+    for (const std::int64_t hidden : {1024, 612}) {
+      cases.push_back(
+          case_of(name, config_of(Layout::kExpanded, *scheme_from_name(name), kPerRank, hidden)));
+      cases.back().num_calls = 2;
+    }
+  }
+  return cases;
+}
+
+std::vector<Case> return_cases() {
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
+      Case c = case_of(name_of(dtype), config_of(Layout::kExpanded, schemes::kNone, reduce, 520));
+      c.config.combine_scheme.dtype = dtype;
+      c.config.num_topk = 9;
+      c.result_dtype = dtype;
+      c.has_tiny = true;
+      cases.push_back(c);
+    }
+  }
+  for (const QuantScheme& wire : {schemes::kFp8Ue8m0, schemes::kInt8Block, schemes::kMxfp8}) {
+    Case c = case_of("codes", config_of(Layout::kBatched, schemes::kNone, Reduce::kPerExpert));
+    c.config.combine_scheme = wire;
+    c.all_ones = true;
+    c.returns_weights = true;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Suite> suites() {
+  std::vector<Suite> suites;
+  for (const Layout layout : kLayouts) {
+    for (const Hosts& hosts : {kTwo, kTwoTimesTwo}) {
+      suites.push_back({std::string(name_of(layout)) + "_" + text_of(hosts), hosts,
+                        layout_cases(layout, static_cast<int>(hosts.size()))});
+    }
+    for (const Hosts& hosts : {kThreeAndOne, kThree}) {
+      suites.push_back(
+          {std::string(name_of(layout)) + "_" + text_of(hosts), hosts, simple_cases(layout)});
+    }
+  }
+  suites.push_back({"schemes_01", kTwo, scheme_cases()});
+  suites.push_back({"returns_0101", kTwoTimesTwo, return_cases()});
+  Case many =
+      case_of("many_tokens", config_of(Layout::kExpanded, schemes::kFp8Block, kPerRank, 1152));
+  many.num_tokens = {1500, 3, 700};
+  many.config.max_tokens_per_rank = 1500;
+  suites.push_back({"many_tokens_01", kTwo, {many}});
+  return suites;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SuiteTest, testing::ValuesIn(suites()),
+                         [](const auto& each) { return each.param.name; });
+
+// Replays give what calls give, whatever the tokens are at that time.
+TEST_F(HostsTest, GraphsReplay) {
+  constexpr int kReplays = 200;
+  constexpr int kInputs = 3;
+  for (const Layout layout : {Layout::kBatched, Layout::kCompact, Layout::kAllGather}) {
+    SCOPED_TRACE(name_of(layout));
+    run_on_hosts(kTwo, [&](const Group& group) {
+      ExchangeRank rank(group, fault_config(layout));
+      const auto set_tokens = [&](int input) {
+        cuda::check_cuda(cudaMemset(rank.tokens().data(), 0x3C + input, rank.tokens().num_bytes()),
+                         "tokens");
+        cuda::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "tokens");
+      };
+      const auto output = [&] {
+        const Downloaded bytes(rank.output(), rank.stream());
+        return std::vector<std::byte>(bytes.bytes().begin(), bytes.bytes().end());
+      };
+      std::vector<std::vector<std::byte>> want;
+      for (int input = 0; input < kInputs; ++input) {
+        set_tokens(input);
+        rank.pair();
+        rank.finish();
+        want.push_back(output());
+      }
+      ASSERT_NE(want[0], want[1]);
+      group.barrier();
+      rank.capture(group);
+      for (int i = 0; i < kReplays; ++i) {
+        set_tokens(i % kInputs);
+        rank.replay();
+        rank.finish();
+        ASSERT_EQ(output(), want[static_cast<std::size_t>(i % kInputs)]) << "replay " << i;
+      }
+    });
+  }
+}
+
+// Runs pairs endlessly.
+void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atomic<int>& num_busy) {
+  if (replays) rank.capture(group);
+  for (int round = 0;; ++round) {
+    for (int i = 0; i < 4; ++i) {
+      if (replays) {
+        rank.replay();
+      } else {
+        rank.pair();
+      }
+    }
+    rank.finish();
+    if (round == 2) ++num_busy;
+  }
+}
+
+struct Fault {
+  const char* name;
+  int signal;
+  bool replays;
+};
+
+class HostsFaultTest : public HostsTest, public ::testing::WithParamInterface<Fault> {};
+
+TEST_P(HostsFaultTest, RankIsNamedInTime) {
+  constexpr int kVictim = 1;
+  constexpr std::int64_t kTimeoutMs = 4000;
+  const Hosts hosts = kTwoTimesTwo;
+  Shared<std::atomic<int>> num_busy;
+  RankProcesses ranks(
+      static_cast<int>(hosts.size()),
+      [&](const Group& group) {
+        set_host(hosts[static_cast<std::size_t>(group.rank())]);
+        const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
+        ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
+        exchange_on(group, rank, GetParam().replays, *num_busy);
+      },
+      options_of(hosts, 30'000));
+  wait_until(*num_busy, static_cast<int>(hosts.size()));
+  const std::int64_t start = now_ns();
+  ranks.send_signal(kVictim, GetParam().signal);
+  for (const int rank : {0, 2, 3}) {
+    const RankOutcome outcome = ranks.wait_for(rank);
+    ASSERT_TRUE(outcome.error) << "signal " << outcome.signal << ": " << outcome.output;
+    EXPECT_THAT(outcome.error->code(), ::testing::AnyOf(Errc::kPeerLost, Errc::kTimeout));
+    EXPECT_THAT(outcome.error->what(), HasSubstr("rank 1"));
+  }
+  EXPECT_LT(seconds_since(start), 20.0);  // the exit of processes included
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostsFaultTest,
+                         ::testing::Values(Fault{"killed", SIGKILL, false},
+                                           Fault{"killed_in_graphs", SIGKILL, true},
+                                           Fault{"stopped", SIGSTOP, false}),
+                         [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace switchyard
