@@ -186,9 +186,9 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
                          counts_.as<std::byte>() + index_of(slot) * count_bytes(), group_.size())};
   if (hosts_ != nullptr) hosts_->describe(window, shared);
   slot.kernels = make_slot_kernels(shared, windows);
-  if (hosts_ != nullptr) hosts_->allocate(index_of(slot), slot.kernels, stream);
   if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), stream);
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
+  if (hosts_ != nullptr) hosts_->allocate(index_of(slot), slot.kernels, stream);
 }
 
 // In the order of the stream where a call does it.
