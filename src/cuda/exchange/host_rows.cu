@@ -84,6 +84,7 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
     int nth = 0;
     for (std::int32_t p = 0; p < num_partials; ++p) {
       const std::int32_t rank = a.state.partial_ranks[first + p];
+      if (nth == a.width) break;
       if ((a.ranks >> rank & 1) == 0) continue;
       const std::size_t in_row = static_cast<std::size_t>(chunk) * a.layout.return_chunk_stride;
       std::byte* row =
@@ -163,6 +164,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// One warp per token, one lane per partial sum.
+__global__ void __launch_bounds__(kThreads)
+    list_groups_kernel(const __grid_constant__ ListGroupsArgs a) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (std::int64_t token = thread_number() / kLanes; token < a.num_tokens;
+       token += num_threads() / kLanes) {
+    const std::int64_t first = token * a.num_topk;
+    const bool is_partial = lane < a.from.num_partials[token];
+    const std::int32_t rank = is_partial ? a.from.partial_ranks[first + lane] : -1;
+    int group = -1;
+    for (int g = 0; g < a.num_groups && rank >= 0; ++g) {
+      if ((a.groups[g] >> rank & 1) != 0) group = g;
+    }
+    const unsigned same = __match_any_sync(kAllLanes, group);
+    const bool is_kept = group >= 0 && (same & ((1u << lane) - 1)) == 0;
+    int before = 0;
+    for (int other = 0; other < kLanes; ++other) {
+      const int theirs = __shfl_sync(kAllLanes, is_kept ? group : a.num_groups, other);
+      before += theirs < group ? 1 : 0;
+    }
+    const unsigned kept = __ballot_sync(kAllLanes, is_kept);
+    if (lane == 0) a.to.num_partials[token] = __popc(kept);
+    if (!is_kept) continue;
+    a.to.columns[first + before] = a.from.columns[first + lane];
+    a.to.partial_ranks[first + before] = rank;
+  }
+}
+
 __global__ void count_stay_kernel(std::uint32_t* word) {
   volatile std::uint32_t* counted = word;
   *counted = *counted + 1;
@@ -199,6 +228,10 @@ void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
   with_units(args.wire, [&]<class Units>() {
     launch_kernel(place_rows_kernel<Units>, shape_of(args, stream), "combine", args);
   });
+}
+
+void launch_list_groups(const ListGroupsArgs& args, cudaStream_t stream) {
+  launch_kernel(list_groups_kernel, shape_of(args.num_tokens, kWarps, stream), "combine", args);
 }
 
 void launch_collect_weights(const CrossingWeightsArgs& args, cudaStream_t stream) {

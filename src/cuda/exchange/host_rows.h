@@ -54,6 +54,22 @@ void launch_collect_rows(const ReturnedRowsArgs& args, cudaStream_t stream);
 /// Puts the rows of a message into the window.
 void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream);
 
+/// Lists of partial sums made from others of the same tokens: one entry per group of ranks, groups
+/// ascending, the first of the group's.
+struct ListGroupsArgs {
+  CallState from;
+  CallState to;
+  std::int32_t num_topk = 0;  ///< columns of the lists
+  std::int32_t num_tokens = 0;
+  std::int32_t num_groups = 0;
+  std::uint64_t groups[kMaxPushRanks] = {};  ///< ranks by bit
+};
+void launch_list_groups(const ListGroupsArgs& args, cudaStream_t stream);
+
+/// Rounds `args.results`, f32 rows by token, to the wire, and puts each into the window of
+/// `args.rank`, in the slot of the first of the token's partial sums that `ranks`, by bit, return.
+void launch_send_sums(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream);
+
 /// Weights that ranks return: a set of slots, of which records of other calls do not count.
 struct CrossingWeightsArgs {
   WeightSlots slots;

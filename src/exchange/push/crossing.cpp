@@ -63,6 +63,7 @@ ReturnMessage return_message(const PushExchangeShape& shape, int host_size,
   Offsets offsets;
   ReturnMessage message;
   message.width = by_choice ? shape.main_topk : std::min(shape.main_topk, host_size);
+  if (shape.config.reduce == Reduce::kPerHost) message.width = 1;  // their sum
   offsets.take(max_tokens * message.width, shape.main.return_stride);
   if (shape.returns_weights) {
     message.num_records =

@@ -8,6 +8,7 @@
 #include "core/carver.h"
 #include "core/round_up.h"
 #include "cuda/base/check.h"
+#include "cuda/exchange/grid.h"
 #include "cuda/exchange/routing.h"
 #include "engine/engine.h"
 #include "heap/heap.h"
@@ -118,14 +119,23 @@ void PushHosts::lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels,
                              : shape_.main_topk);
   const std::size_t message = dispatch_bytes(kernels);
   Carver parts(base, kPartAlignment);
+  const auto carve_lists = [&](cuda::CallState& lists) {
+    carve(parts, lists.num_partials, tokens);
+    carve(parts, lists.columns, tokens * topk);
+    carve(parts, lists.partial_ranks, tokens * topk);
+  };
   slot.sent = parts.carve(message);
   slot.forwards.assign(forwarded_.size(), {});
   for (Forward& forward : slot.forwards) {
     forward.message = parts.carve(std::max(message, returned_bytes(own_host())));
-    carve(parts, forward.state.num_partials, tokens);
-    carve(parts, forward.state.columns, tokens * topk);
+    carve_lists(forward.state);
     carve(parts, forward.state.partial_weights, tokens * topk);
-    carve(parts, forward.state.partial_ranks, tokens * topk);
+  }
+  if (shape_.config.reduce == Reduce::kPerHost) {
+    carve_lists(slot.of_ranks);
+    carve_lists(slot.of_hosts);
+    slot.sums =
+        parts.carve(tokens * static_cast<std::size_t>(shape_.config.hidden) * sizeof(float));
   }
   slot.returned.assign(static_cast<std::size_t>(map_.num_hosts()), nullptr);
   for (int host = 0; host < map_.num_hosts(); ++host) {
@@ -243,9 +253,60 @@ void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing
   }
 }
 
+// What the ranks of this host return for some tokens becomes one sum of each, ranks ascending,
+// rounded once, in the slot of the first of its partial sums.
+void PushHosts::add_up(const Slot& slot, const SlotKernels& kernels, const cuda::CallState& lists,
+                       std::int64_t num_tokens, std::byte* window, const GridRequest& grid,
+                       cudaStream_t stream) const {
+  const auto count = static_cast<std::int32_t>(num_tokens);
+  const std::int64_t row_bytes = shape_.config.hidden * static_cast<std::int64_t>(sizeof(float));
+  const bool are_aligned = row_bytes % static_cast<std::int64_t>(kUnitBytes) == 0;
+  cuda::ListGroupsArgs groups{
+      .from = lists, .to = slot.of_ranks, .num_topk = shape_.main_topk, .num_tokens = count};
+  for (const int rank : map_.ranks_of(own_host())) {
+    groups.groups[groups.num_groups++] = std::uint64_t{1} << rank;
+  }
+  cuda::launch_list_groups(groups, stream);
+  cuda::CombineArgs args = combine_args(kernels, {});
+  args.windows.base[rank_] = window;
+  args.state = slot.of_ranks;
+  args.state.counter = kernels.main.base.state.counter;
+  args.sums.num_tokens = count;
+  args.sums.data = slot.sums;
+  args.sums.stride = row_bytes;
+  args.sums.dtype = DType::kF32;
+  args.sums.are_aligned = are_aligned;
+  args.grid = cuda::combine_grid(grid, args.layout, count);
+  cuda::launch_combine(args, cuda::Phases::kReceive, false, stream);
+  args.state = lists;
+  args.state.counter = kernels.main.base.state.counter;
+  args.results = {
+      .data = slot.sums, .stride = row_bytes, .dtype = DType::kF32, .are_aligned = are_aligned};
+  cuda::launch_send_sums(args, ranks_of(own_host()), stream);
+}
+
+cuda::CallState PushHosts::summed_lists(std::size_t index, const cuda::CallState& own) const {
+  if (shape_.config.reduce != Reduce::kPerHost) return own;
+  cuda::CallState lists = slots_[index].of_hosts;
+  lists.counter = own.counter;
+  return lists;
+}
+
 void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
-                          const WaitSite& site, cudaStream_t stream) {
+                          const GridRequest& grid, const WaitSite& site, cudaStream_t stream) {
   const Slot& slot = slots_[index];
+  const bool is_per_host = shape_.config.reduce == Reduce::kPerHost;
+  const cuda::CallState& own = kernels.main.base.state;
+  if (is_per_host) {
+    add_up(slot, kernels, own, call.num_tokens(), kernels.main.windows.base[rank_], grid, stream);
+    cuda::ListGroupsArgs groups{.from = own,
+                                .to = slot.of_hosts,
+                                .num_topk = shape_.main_topk,
+                                .num_tokens = static_cast<std::int32_t>(call.num_tokens()),
+                                .num_groups = map_.num_hosts()};
+    for (int host = 0; host < map_.num_hosts(); ++host) groups.groups[host] = ranks_of(host);
+    cuda::launch_list_groups(groups, stream);
+  }
   const auto message_of = [&](int host) {
     const auto size = static_cast<int>(map_.ranks_of(host).size());
     return return_message(shape_, size, call.max_tokens);
@@ -279,6 +340,10 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     const int source = forwarded_[i];
     std::byte* to = slot.forwards[i].message;
+    if (is_per_host) {
+      add_up(slot, kernels, slot.forwards[i].state, call.max_tokens,
+             kernels.far_returns.base[source], grid, stream);
+    }
     cuda::launch_collect_rows(rows_args(slot.forwards[i].state, call.max_tokens, out,
                                         ranks_of(own_host()), kernels.far_returns.base[source], to),
                               stream);
@@ -331,6 +396,10 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
   rows.layout = shape_.main;
   rows.wire = shape_.config.combine_scheme;
   rows.watch = kernels.watch;
+  if (shape_.config.reduce == Reduce::kPerHost) {
+    cuda::launch_list_groups({}, nullptr);
+    cuda::launch_send_sums(combine_args(kernels, {}), 0, nullptr);
+  }
   cuda::launch_collect_rows(rows, nullptr);
   cuda::launch_place_rows(rows, nullptr);
   if (shape_.returns_weights) {

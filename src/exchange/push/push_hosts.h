@@ -67,7 +67,9 @@ class PushHosts final : public LinkWatch {
   /// Passes back what this host's ranks have returned for forwarded tokens, and receives what other
   /// hosts return for own ones.
   void pass_back(std::size_t slot, const SlotKernels& kernels, const PushDispatch& call,
-                 const WaitSite& site, cudaStream_t stream);
+                 const GridRequest& grid, const WaitSite& site, cudaStream_t stream);
+  /// Whose partial sums are summed, after pass_back(): those of ranks, or of hosts.
+  cuda::CallState summed_lists(std::size_t slot, const cuda::CallState& own) const;
 
   /// Frees what is on the GPU, once nothing runs.
   void close() noexcept;
@@ -85,6 +87,10 @@ class PushHosts final : public LinkWatch {
     std::byte* sent = nullptr;
     std::vector<Forward> forwards;     ///< by number in forwarded_
     std::vector<std::byte*> returned;  ///< by host; null: own
+    // per_host only.
+    cuda::CallState of_ranks;   ///< lists of the ranks of one host, ascending
+    cuda::CallState of_hosts;   ///< lists of hosts, for own tokens
+    std::byte* sums = nullptr;  ///< [T, H] f32
   };
   enum Operation : std::size_t { kDispatch, kCombine, kNumOperations };
   struct Stay {
@@ -100,6 +106,9 @@ class PushHosts final : public LinkWatch {
   cuda::StayWords& stay_of(std::size_t slot, Operation operation) const {
     return words_.as<cuda::StayWords>()[slot * kNumOperations + operation];
   }
+  void add_up(const Slot& slot, const SlotKernels& kernels, const cuda::CallState& lists,
+              std::int64_t num_tokens, std::byte* window, const GridRequest& grid,
+              cudaStream_t stream) const;
   void exchange(std::size_t slot, Operation operation, const std::vector<LinkMessage>& sent,
                 const std::vector<LinkMessage>& received, const WaitSite& site,
                 cudaStream_t stream);

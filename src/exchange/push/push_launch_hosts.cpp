@@ -43,6 +43,9 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
                                             cuda::Phases phases, Stream stream) {
   const auto launch = [&](cuda::Phases phase) {
     cuda::CombineArgs part = args;
+    if (phase == cuda::Phases::kReceive) {
+      part.state = hosts_->summed_lists(index_of(slot), part.state);
+    }
     GridRequest request = grid_request(slot, room_.of(stream), phase);
     request.can_stream = gpu_can_stream_ && cuda::can_stream(part, phase);
     part.grid = cuda::combine_grid(request, part.layout, slot.dispatch.tokens.count);
@@ -51,7 +54,9 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
   };
   if (cuda::sends(phases)) launch(cuda::Phases::kSend);
   if (!cuda::receives(phases)) return;
-  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch, site_, stream.get());
+  const GridRequest of_sums = grid_request(slot, room_.of(stream), cuda::Phases::kReceive);
+  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch, of_sums, site_, stream.get());
+  sync_if_shared(cuda::Phases::kReceive, stream);
   launch(cuda::Phases::kReceive);
 }
 
