@@ -392,6 +392,8 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
   }
   cuda::launch_pack_ids({}, nullptr);
+  cuda::launch_count_stay(&stay_of(0, kDispatch).begun, nullptr);
+  cuda::launch_count_stay(&stay_of(0, kDispatch).ended, nullptr);
   cuda::ReturnedRowsArgs rows;
   rows.layout = shape_.main;
   rows.wire = shape_.config.combine_scheme;

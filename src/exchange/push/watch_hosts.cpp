@@ -43,6 +43,7 @@ void PushHosts::look(Control& control) noexcept {
     const std::lock_guard lock(mutex_);
     const std::int64_t now = now_ns();
     const std::string failure = links_->failure();
+    if (failure.empty()) failed_since_ns_ = 0;
     if (!failure.empty() && failed_since_ns_ == 0) failed_since_ns_ = now;
     if (failed_since_ns_ != 0 && now - failed_since_ns_ > kGraceNs) {
       control.abort(
