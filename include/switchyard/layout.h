@@ -38,7 +38,7 @@ enum class Reduce : std::uint8_t {
   /// Each rank sums as with kPerRank; the partial sums of a host's ranks are added from +0, ranks
   /// ascending, and rounded once to the wire type; the owner adds up those of hosts, ascending. One
   /// row per token crosses between two hosts. The bits are the same for every backend and run at
-  /// one placement and one map of hosts. On GPUs not yet.
+  /// one placement and one map of hosts. On GPUs only where they are of several hosts.
   kPerHost,
 };
 

@@ -70,6 +70,8 @@ TEST(CrossingTest, ReturnsHaveRoomForEveryPartialSum) {
   EXPECT_EQ(return_message(per_rank, 1, kTokens).width, 1);
   EXPECT_EQ(return_message(per_rank, 2, kTokens).width, 2);
   EXPECT_EQ(return_message(per_rank, 4, kTokens).width, 3);
+  const PushExchangeShape per_host = shape_of(schemes::kNone, 256, Reduce::kPerHost);
+  EXPECT_EQ(return_message(per_host, 4, kTokens).width, 1);
   const PushExchangeShape exact = shape_of(schemes::kNone, 256, Reduce::kPerExpert);
   const ReturnMessage message = return_message(exact, 1, kTokens);
   EXPECT_EQ(message.width, 3);

@@ -4,8 +4,6 @@
 // are processes of this machine that say so, to this library and to NCCL, which then takes sockets
 // even between ranks that share a GPU. The test itself never uses CUDA, because it forks the ranks.
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <signal.h>
@@ -16,6 +14,8 @@
 
 #include "core/clock.h"
 #include "core/settings.h"
+#include "engine/meeting.h"
+#include "engine/shm_engine.h"
 #include "exchange_rank.h"
 #include "exchange_run.h"
 #include "run_in_child.h"
@@ -72,15 +72,20 @@ void run_on_hosts(const Hosts& hosts, const std::function<void(const Group&)>& b
       options_of(hosts));
 }
 
-// The ranks of `group` as those of one host, for CPUs.
-Group make_shm_group(const Group& group, const std::string& name) {
+// The ranks of `group` for CPUs: over shared memory, as its hosts are of one machine, and with the
+// same map of hosts, by which per_host sums.
+Group make_cpu_group(const Group& group) {
+  const Control& control = group.control();
+  GroupSpec spec{.rank = group.rank(), .size = group.size(), .timeout_ms = group.timeout_ms()};
+  spec.store = control.store_part("cpus/");
+  for (int rank = 0; rank < group.size(); ++rank) spec.hosts.push_back(control.host_of(rank));
+  MeetingPlace place;
+  place.is_for_meeting_only = true;
   const std::string host = setting("SWITCHYARD_HOST_ID").text;
-  set_setting("SWITCHYARD_HOST_ID", "");
-  const std::string store = "unix:@switchyard-hosts-" + std::to_string(getppid()) + "-" + name;
-  Group shm = Group::from(group.rank(), group.size(), store,
-                          {.engine = "shm", .timeout_ms = group.timeout_ms()});
+  set_setting("SWITCHYARD_HOST_ID", "");  // engine shm is of ranks that say the same
+  Group cpus(make_shm_engine(spec, std::make_unique<Meeting>(spec, std::move(place))));
   set_setting("SWITCHYARD_HOST_ID", host);
-  return shm;
+  return cpus;
 }
 
 class HostsTest : public ::testing::Test {
@@ -100,10 +105,26 @@ struct Suite {
 
 class SuiteTest : public HostsTest, public ::testing::WithParamInterface<Suite> {};
 
+// Needs no GPU.
+TEST(CpuGroupTest, HasTheHostsOfTheGpus) {
+  run_processes(
+      4,
+      [](const Group& group) {
+        const Group cpus = make_cpu_group(group);
+        EXPECT_EQ(cpus.rank(), group.rank());
+        EXPECT_EQ(cpus.engine_name(), std::string("shm"));
+        for (int rank = 0; rank < group.size(); ++rank) {
+          EXPECT_EQ(cpus.control().host_of(rank), group.control().host_of(rank));
+        }
+        Exchange(cpus, config_of(Layout::kExpanded, schemes::kNone, Reduce::kPerHost)).check();
+      },
+      options_of(kThreeAndOne));
+}
+
 TEST_P(SuiteTest, EqualsTheCpuExchange) {
   const Suite& suite = GetParam();
   run_on_hosts(suite.hosts, [&](const Group& group) {
-    const Group cpus = make_shm_group(group, suite.name);
+    const Group cpus = make_cpu_group(group);
     for (Case c : suite.cases) {
       SCOPED_TRACE(c.name);
       c.num_ranks = group.size();
@@ -119,7 +140,8 @@ Case case_of(const char* name, const ExchangeConfig& config, double none_share =
 
 std::vector<Case> simple_cases(Layout layout) {
   return {case_of("plain", config_of(layout, schemes::kNone, kPerRank)),
-          case_of("fp8", config_of(layout, schemes::kFp8Block, kPerRank, 1027))};
+          case_of("fp8", config_of(layout, schemes::kFp8Block, kPerRank, 1027)),
+          case_of("per_host", config_of(layout, schemes::kNone, Reduce::kPerHost, 520))};
 }
 
 std::vector<Case> layout_cases(Layout layout, int num_ranks) {
@@ -145,6 +167,12 @@ std::vector<Case> layout_cases(Layout layout, int num_ranks) {
   back.config.combine_scheme = schemes::kFp8Block;
   back.splits_phases = true;
   cases.push_back(back);
+  Case sums = case_of("per_host_again", config_of(layout, schemes::kFp8Block, Reduce::kPerHost));
+  sums.goes_again = true;
+  sums.returns_weights = true;
+  sums.splits_phases = true;
+  sums.config.max_in_flight = 2;
+  cases.push_back(sums);
   Case own = case_of("experts_per_rank", config_of(layout, schemes::kInt8Token, kPerRank, 512));
   own.config.experts_per_rank.assign(static_cast<std::size_t>(num_ranks), 0);
   own.config.experts_per_rank[0] = 5;
@@ -170,7 +198,7 @@ std::vector<Case> scheme_cases() {
 std::vector<Case> return_cases() {
   std::vector<Case> cases;
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    for (const Reduce reduce : {kPerRank, Reduce::kPerExpert}) {
+    for (const Reduce reduce : {kPerRank, Reduce::kPerExpert, Reduce::kPerHost}) {
       Case c = case_of(name_of(dtype), config_of(Layout::kExpanded, schemes::kNone, reduce, 520));
       c.config.combine_scheme.dtype = dtype;
       c.config.num_topk = 9;
@@ -185,6 +213,9 @@ std::vector<Case> return_cases() {
     c.all_ones = true;
     c.returns_weights = true;
     cases.push_back(c);
+    cases.push_back(
+        case_of("codes_of_hosts", config_of(Layout::kCompact, schemes::kNone, Reduce::kPerHost)));
+    cases.back().config.combine_scheme = wire;
   }
   return cases;
 }

@@ -40,6 +40,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   const cuda::DeviceGuard guard(device_.index);
   slots_.resize(handles_.size());
   hosts_ = PushHosts::make(group, shape_, device_.index);
+  require(config.reduce != Reduce::kPerHost || hosts_ != nullptr, Errc::kNotSupported,
+          "exchange: reduce is per_host for GPUs of one host, must be per_rank or per_expert");
   make_window(slots_[0]);
   room_ =
       GpuRoom(cuda::num_multiprocessors(), ranks_on_gpu(), shape_.config.max_in_flight, options);

@@ -57,7 +57,6 @@ void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_r
          fmt::format("num_experts is {}, must be at most {}", config.num_experts, kMaxExperts));
   refuse(config.hidden > kMaxRowElements,
          fmt::format("hidden is {}, must be at most {}", config.hidden, kMaxRowElements));
-  refuse(config.reduce == Reduce::kPerHost, "reduce is per_host, must be per_rank or per_expert");
   for (const std::int64_t bytes : config.payload_bytes) {
     refuse(bytes > kMaxRowElements,
            fmt::format("payload_bytes has {}, must be at most {}", bytes, kMaxRowElements));
