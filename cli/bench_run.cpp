@@ -3,6 +3,7 @@
 #include "bench_run.h"
 
 #include <ctime>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -38,6 +39,22 @@ void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
   }
   row.floor_us = measure::median(floors);
   row.wire_bytes = static_cast<std::int64_t>(measure::median(bytes));
+}
+
+// A copy of what leaves rank 0, of the rows that it gets, and of its sums.
+void add_stage_floors(BenchRow& row, const measure::FloorModel& floor) {
+  if (row.stages.empty() || floor.bytes != measure::FloorBytes::kCopied) return;
+  const measure::Traffic traffic = measure::traffic_of(row.shape, 0);
+  for (measure::StageTimes& one : row.stages) {
+    const measure::Flow& flow = one.kernel == "combine" ? traffic.combine : traffic.dispatch;
+    std::int64_t bytes = one.stage == "wait" ? 0 : flow.kept[0];
+    if (one.stage == "pack") {
+      bytes = std::accumulate(flow.wire.begin(), flow.wire.begin() + traffic.num_ranks,
+                              std::int64_t{0});
+    }
+    if (bytes > 0)
+      one.floor_us = static_cast<double>(bytes) * 1e-3 / rate_at(floor, static_cast<double>(bytes));
+  }
 }
 
 // What the routing of these iterations asks of ranks and hosts.
@@ -164,6 +181,7 @@ class BenchRun {
     add_baseline(row, result.baseline_us);
     if (is_first()) {
       add_traffic(row, floor_of(shape));
+      add_stage_floors(row, floor_of(shape));
       if (shape.num_ranks > 1) add_load(row, hosts_);
       row.host_bytes = static_cast<double>(host_bytes) / tokens_of(shape);
     }

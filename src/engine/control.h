@@ -19,6 +19,7 @@
 
 #include "core/clock.h"
 #include "core/fence.h"
+#include "core/waiting.h"
 #include "transport/store.h"
 
 namespace switchyard {
@@ -201,6 +202,7 @@ class Control {
 template <typename Ready>
 void Control::wait(const WaitSite& site, Ready&& ready) {
   if (ready()) return;
+  const Waiting waiting;
   for (int spin = 0; spin < num_spins_; ++spin) {
     spin_pause();
     if (ready()) return;

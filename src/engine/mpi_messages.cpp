@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/waiting.h"
 #include "engine/remote_exit.h"
 
 namespace switchyard {
@@ -35,6 +36,7 @@ class MpiChannel final : public MessageChannel {
   MessageId send(int peer, int tag, const MessageBuffer& buffer) override {
     require_peer(peer, tag);
     if (buffer.size_bytes == 0) return 0;
+    const Waiting waiting;
     if (is_far_[static_cast<std::size_t>(peer)]) {
       *bytes_to_other_hosts_ += static_cast<std::int64_t>(buffer.size_bytes);
     }
@@ -43,10 +45,14 @@ class MpiChannel final : public MessageChannel {
   MessageId receive(int peer, int tag, const MessageBuffer& buffer) override {
     require_peer(peer, tag);
     if (buffer.size_bytes == 0) return 0;
+    const Waiting waiting;
     return remember(shared_->link->receive(in_link(peer), first_tag_ + tag, buffer));
   }
   bool is_done(MessageId message) override;
-  void progress() override { shared_->link->progress(); }
+  void progress() override {
+    const Waiting waiting;
+    shared_->link->progress();
+  }
 
  private:
   int in_link(int peer) const { return ranks_[static_cast<std::size_t>(peer)]; }
@@ -73,6 +79,7 @@ class MpiChannel final : public MessageChannel {
 
 bool MpiChannel::is_done(MessageId message) {
   if (!pending_.contains(message)) return true;
+  const Waiting waiting;
   const MpiLink::State state = shared_->link->look(message);
   require(state != MpiLink::State::kWrongSize, Errc::kInternal,
           "message: rank {} got one of another size than it wants", rank_);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "switchyard/exchange.h"
 
@@ -11,9 +13,11 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "core/memory.h"
+#include "core/waiting.h"
 #include "measure/bench_batch.h"
 #include "measure/bench_oracle.h"
 #include "measure/host_bytes.h"
+#include "measure/statistics.h"
 #include "plan/expert_ownership.h"
 
 namespace switchyard::measure {
@@ -86,6 +90,41 @@ std::span<const std::int32_t> counts_of(const Dispatched& got) {
   return {counts.as<std::int32_t>(), static_cast<std::size_t>(counts.num_elements())};
 }
 
+// What a rank does in the phases of a call, and what it waits meanwhile, for messages to come and
+// to go and in what moves them.
+class PhaseTimes {
+ public:
+  template <typename Phase>
+  void add(const char* call, const char* stage, Phase&& phase) {
+    const std::int64_t waited_ns = Waiting::total_ns();
+    const std::int64_t start = now_ns();
+    phase();
+    const double us = us_between(start, now_ns());
+    const double waited_us = us_between(waited_ns, Waiting::total_ns());
+    us_[{call, stage}].push_back(us - waited_us);
+    waited_us_ += waited_us;
+  }
+  void end_call(const char* call) { us_[{call, "wait"}].push_back(std::exchange(waited_us_, 0)); }
+
+  std::vector<StageTimes> stages() const {
+    std::vector<StageTimes> rows;
+    for (const char* call : {"dispatch", "combine"}) {
+      for (const char* stage : {"pack", "wait", "place", "sum"}) {
+        const auto found = us_.find({call, stage});
+        if (found == us_.end()) continue;
+        const std::vector<double>& us = found->second;
+        rows.push_back({call, "rank", stage, percentile(us, 0), median(us), percentile(us, 1),
+                        static_cast<std::int64_t>(us.size())});
+      }
+    }
+    return rows;
+  }
+
+ private:
+  std::map<std::pair<std::string, std::string>, std::vector<double>> us_;
+  double waited_us_ = 0;  ///< in this call
+};
+
 class ExchangeRun {
  public:
   ExchangeRun(const Group& group, const BenchShape& shape)
@@ -118,6 +157,24 @@ class ExchangeRun {
     return us_between(start, end);
   }
 
+  /// In more iterations like the timed ones.
+  std::vector<StageTimes> stages() {
+    PhaseTimes times;
+    for (std::int64_t i = 0; i < shape_.num_runs; ++i) {
+      prepare(i);
+      const bool is_timed = shape_.operation != Operation::kCombine;
+      group_.barrier();
+      Dispatched got = dispatch_in_phases(times, is_timed);
+      if (shape_.operation == Operation::kDispatch) {
+        exchange_.release(got.handle);
+        continue;
+      }
+      if (!is_timed) group_.barrier();
+      combine_in_phases(got, times);
+    }
+    return times.stages();
+  }
+
   std::int64_t count_wrong(std::int64_t iteration) {
     prepare(iteration);
     const BenchOracle oracle(shape_, iteration, group_.rank());
@@ -136,16 +193,35 @@ class ExchangeRun {
     std::memset(output_.data(), 0xFF, output_.view().num_bytes());
   }
 
+  Dispatched dispatch_in_phases(PhaseTimes& times, bool is_timed) {
+    PhaseTimes unused;
+    PhaseTimes& to = is_timed ? times : unused;
+    DispatchHandle handle;
+    Dispatched got;
+    to.add("dispatch", "pack", [&] {
+      handle = exchange_.dispatch_send(batch_.tokens(), batch_.topk_ids(), batch_.topk_weights(),
+                                       Stream::host(), batch_.dispatch_options());
+    });
+    to.add("dispatch", "place", [&] { got = exchange_.dispatch_receive(handle); });
+    to.end_call("dispatch");
+    return got;
+  }
+
+  void combine_in_phases(const Dispatched& got, PhaseTimes& times) {
+    times.add("combine", "pack", [&] { exchange_.combine_send(got.handle, returned(got)); });
+    times.add("combine", "sum", [&] { exchange_.combine_receive(got.handle, output_); });
+    times.end_call("combine");
+  }
+
   Dispatched dispatch() {
     return exchange_.dispatch(batch_.tokens(), batch_.topk_ids(), batch_.topk_weights(),
                               Stream::host(), batch_.dispatch_options());
   }
 
-  void combine(const Dispatched& got) {
-    exchange_.combine(
-        got.handle,
-        shape_.scheme.is_quantized() ? results_.first(num_rows_of(got)) : got.experts.rows,
-        output_);
+  void combine(const Dispatched& got) { exchange_.combine(got.handle, returned(got), output_); }
+
+  TensorView returned(const Dispatched& got) const {
+    return shape_.scheme.is_quantized() ? results_.first(num_rows_of(got)) : got.experts.rows;
   }
 
   Group group_;
@@ -169,6 +245,7 @@ class CpuTarget : public BenchTarget {
   explicit CpuTarget(const Group& group) : group_(group) {}
 
   std::vector<std::pair<std::string, std::string>> machine() const override { return {}; }
+  bool has_stages() const override { return true; }
 
   FloorModel measure_floor(int) override { return measure_cpu_floor(group_); }
 
@@ -193,7 +270,9 @@ class CpuTarget : public BenchTarget {
     check_shape(shape);
     if (shape.operation == Operation::kLayer) return measure_cpu_layer(group_, shape, tick);
     ExchangeRun run(group_, shape);
-    return measure_calls(run, shape, tick);
+    ShapeResult result = measure_calls(run, shape, tick);
+    if (shape.has_stages) result.stages = run.stages();
+    return result;
   }
 
  private:

@@ -60,6 +60,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
     flow->wire.assign(index(num_ranks, num_ranks, 0), 0);
     flow->read.assign(static_cast<std::size_t>(num_ranks), 0);
     flow->written.assign(static_cast<std::size_t>(num_ranks), 0);
+    flow->kept.assign(static_cast<std::size_t>(num_ranks), 0);
   }
   TokenRanks token(shape);
   for (int from = 0; from < num_ranks; ++from) {
@@ -76,6 +77,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
         const std::int64_t rows = is_expert_major(shape.layout) ? counts[there] : 1;
         is_routed = true;
         traffic.dispatch.written[there] += rows * row;
+        traffic.dispatch.kept[there] += rows * row;
         traffic.combine.read[there] += rows * back_row;
         if (to == from) continue;
         leaves = true;
@@ -89,6 +91,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
       if (is_routed) traffic.dispatch.read[home] += 2 * hidden;
       if (leaves) traffic.dispatch.written[home] += row;
       traffic.combine.written[home] += back_row;
+      traffic.combine.kept[home] += back_row;
     }
   }
   return traffic;

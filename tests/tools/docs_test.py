@@ -244,6 +244,12 @@ class DocsTest(unittest.TestCase):
         self.expect_sentence("docs/python.md", f"takes {pair['python_us']:.1f} us from Python and {pair['native_us']:.1f} us in C++")
         self.expect_sentence("docs/python.md", f"Python adds {pair['added_us']:.1f} us to a pair")
 
+    def test_table_of_messages_over_tcp_is_that_of_the_results(self):
+        page = read("docs/hosts.md")
+        file = re.search(r"<!-- tools/bench_mpi_tcp.py (\S+) -->", page)[1]
+        printed = subprocess.run([sys.executable, ROOT / "tools/bench_mpi_tcp.py", ROOT / file], capture_output=True, text=True, check=True)
+        self.assertIn(f"-->\n\n{printed.stdout}\n", page)
+
     def test_every_page_is_in_the_index(self):
         index = read("docs/index.md")
         for page in (ROOT / "docs").glob("*.md"):
