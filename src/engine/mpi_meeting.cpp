@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kTextBytes = 4096;
 using Text = std::vector<std::byte>;
 
-// Longer words are cut; what addresses of a host take is far from it.
+// Longer words are cut.
 std::shared_ptr<Text> text_of(const std::string& words) {
   const auto text = std::make_shared<Text>(kTextBytes);
   std::memcpy(text->data(), words.data(), std::min(words.size(), kTextBytes - 1));
@@ -106,6 +106,14 @@ class Meet {
 
   const int* handle() const { return request_.communicator ? &*request_.communicator : nullptr; }
 
+  // Without the last addresses of a host that has very many.
+  static std::string text_that_fits(ServerAddress address) {
+    while (address.text().size() > kTextBytes / 2 && address.addresses.size() > 1) {
+      address.addresses.pop_back();
+    }
+    return address.text();
+  }
+
   // Rank 0 hears whether the others join, and says where, or why nobody does.
   MpiMeeting serve(const std::string& own_refusal) {
     std::vector<std::string> refusals{own_refusal};
@@ -121,7 +129,7 @@ class Meet {
       try {
         meeting.secret = address.secret;
         meeting.server = serve_group(false, "", address);
-        answer.text = address.text();
+        answer.text = text_that_fits(address);
       } catch (const Error& error) {
         answer = {0, refusal_text(error)};
       }
