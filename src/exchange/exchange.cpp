@@ -14,6 +14,7 @@
 #include "core/live.h"
 #include "core/require_device.h"
 #include "device/cuda_module.h"
+#include "exchange/agree.h"
 #include "exchange/backend.h"
 #include "exchange/hosts/hosts_exchange.h"
 #include "exchange/messages/messages_exchange.h"
@@ -39,6 +40,8 @@ std::shared_ptr<Engine> host_with_windows(Engine& engine) try {
 
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
+  require_agreement(group.control(), "exchange",
+                    {{"device", options.device.is_cuda() ? "cuda" : "cpu"}});
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
   Engine& engine = group.engine();
   if (!engine.has_windows() && engine.has_messages()) {

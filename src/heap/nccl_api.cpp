@@ -14,10 +14,6 @@ constexpr const char* kLibrary = "libnccl.so.2";
 constexpr int kFirstWithWindows = NCCL_VERSION(2, 28, 0);
 constexpr int kFirstWithHostPointers = NCCL_VERSION(2, 29, 2);
 
-std::string version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 template <typename Function>
 void find(void* library, Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library, name));
@@ -57,11 +53,11 @@ NcclApi load() {
   NcclApi api;
   static_cast<NcclCalls&>(api) = nccl_calls();
   require(api.version >= kFirstWithWindows, Errc::kNotAvailable,
-          "{} is version {}, windows need 2.28 or newer", kLibrary, version_text(api.version));
+          "{} is version {}, windows need 2.28 or newer", kLibrary, nccl_version_text(api.version));
   const bool has_host_pointers = api.version >= kFirstWithHostPointers;
   require(has_host_pointers || api.is_of_our_headers(), Errc::kNotAvailable,
           "{} is version {}, this build knows the windows of {} and of 2.29.2 and newer", kLibrary,
-          version_text(api.version), version_text(NCCL_VERSION_CODE));
+          nccl_version_text(api.version), nccl_version_text(NCCL_VERSION_CODE));
   void* const library = open_library();
   find(library, api.mem_alloc, "ncclMemAlloc");
   find(library, api.mem_free, "ncclMemFree");
@@ -111,6 +107,10 @@ std::string obstacle_of(Load load_it) {
 }
 
 }  // namespace
+
+std::string nccl_version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
 
 std::string nccl_obstacle() { return obstacle_of(nccl_api); }
 

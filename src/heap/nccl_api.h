@@ -5,6 +5,7 @@
 #pragma once
 
 #include <nccl.h>
+#include <string>
 
 #include <nccl_device/core.h>
 
@@ -48,6 +49,9 @@ struct NcclApi : NcclCalls {
 /// Errors: kNotAvailable if there is no library, it has no windows, or there is no way to get their
 /// pointers.
 const NcclApi& nccl_api();
+
+/// Formats 22809 as "2.28.9".
+std::string nccl_version_text(int version);
 
 /// Throws unless `result` is ncclSuccess. Errors: kSystem.
 void check_nccl(ncclResult_t result, const char* what);

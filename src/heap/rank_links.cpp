@@ -53,6 +53,18 @@ ncclUniqueId id_of(const std::vector<std::string>& texts, const HostMap& map, in
   return id;
 }
 
+// NCCL connects only ranks with the same version of it; one without would leave the others waiting.
+void require_same_nccl(Control& control) {
+  const std::vector<std::string> versions =
+      gather_or_fail(control, [] { return nccl_version_text(nccl_calls().version); });
+  for (std::size_t rank = 1; rank < versions.size(); ++rank) {
+    require(versions[rank] == versions[0], Errc::kNotAvailable,
+            "exchange: rank {} has NCCL {}, but rank 0 has {}; ranks of several hosts need the "
+            "same libnccl.so.2",
+            rank, versions[rank], versions[0]);
+  }
+}
+
 class NcclLinks final : public RankLinks {
  public:
   NcclLinks(Control& control, const HostMap& map)
@@ -258,6 +270,7 @@ void NcclLinks::abort() noexcept {
 }  // namespace
 
 std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map) {
+  require_same_nccl(control);
   turn_nvls_off();
   const std::vector<std::string> texts =
       gather_or_fail(control, [&] { return ids_text(map, control.rank()); });

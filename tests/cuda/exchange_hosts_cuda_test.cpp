@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <signal.h>
 #include <string>
 #include <vector>
@@ -16,9 +18,11 @@
 #include "core/settings.h"
 #include "engine/meeting.h"
 #include "engine/shm_engine.h"
+#include "exchange/push/push_exchange.h"
 #include "exchange_rank.h"
 #include "exchange_run.h"
 #include "run_in_child.h"
+#include "support/errors.h"
 #include "support/observe.h"
 #include "support/processes.h"
 #include "support/shared.h"
@@ -119,6 +123,24 @@ TEST(CpuGroupTest, HasTheHostsOfTheGpus) {
         Exchange(cpus, config_of(Layout::kExpanded, schemes::kNone, Reduce::kPerHost)).check();
       },
       options_of(kThreeAndOne));
+}
+
+// Needs no GPU: it is found before one is asked for, and before ranks wait in NCCL.
+TEST(HostsAgreementTest, SettingsOfHostsMustBeAlike) {
+  const auto disagree = [](const std::function<void(ExchangeConfig&)>& change,
+                           const std::string& words) {
+    run_processes(
+        4,
+        [&](const Group& group) {
+          ExchangeConfig config = config_of(Layout::kExpanded, schemes::kNone, kPerRank);
+          if (group.control().host_of(group.rank()) == 1) change(config);
+          expect_invalid(words, [&] { PushExchange(group, config, {.device = Device::cuda(0)}); });
+        },
+        options_of(kTwoTimesTwo));
+  };
+  disagree([](auto& c) { c.max_tokens_per_rank = 99; }, "rank 1 has max_tokens_per_rank 99, but");
+  disagree([](auto& c) { c.reduce = Reduce::kPerHost; }, "rank 1 has reduce per_host, but");
+  disagree([](auto& c) { c.payload_bytes = {8}; }, "rank 1 has payload_bytes 8, but rank 0 has");
 }
 
 TEST_P(SuiteTest, EqualsTheCpuExchange) {

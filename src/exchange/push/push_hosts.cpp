@@ -3,9 +3,11 @@
 #include "exchange/push/push_hosts.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/bytes.h"
 #include "core/carver.h"
+#include "core/fail.h"
 #include "core/round_up.h"
 #include "cuda/base/check.h"
 #include "cuda/exchange/grid.h"
@@ -21,6 +23,26 @@ std::vector<int> hosts_of(const Control& control) {
   std::vector<int> hosts;
   for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host_of(rank));
   return hosts;
+}
+
+// What NCCL takes for the name of this machine, if it was told one.
+std::string nccl_host() {
+  const char* name = std::getenv("NCCL_HOSTID");
+  return name == nullptr ? "" : name;
+}
+
+// Two ranks of one GPU that NCCL takes for ranks of one machine would be refused by it.
+void require_distinct_machines(const HostMap& map, const std::vector<std::string>& gpus,
+                               const std::vector<std::string>& names) {
+  for (std::size_t b = 1; b < gpus.size(); ++b) {
+    for (std::size_t a = 0; a < b; ++a) {
+      const bool is_one_host = map.host_of(static_cast<int>(a)) == map.host_of(static_cast<int>(b));
+      require(is_one_host || gpus[a] != gpus[b] || names[a] != names[b], Errc::kInvalidArgument,
+              "exchange: ranks {} and {} are of different hosts but share GPU {}, and NCCL_HOSTID "
+              "is \"{}\" for both; set it to another text on each host",
+              a, b, gpus[b], names[b]);
+    }
+  }
 }
 
 PushDispatch largest_call(const SlotKernels& kernels) {
@@ -48,6 +70,7 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
       host_(group.engine().make_host_group()) {
   const std::vector<std::string> gpus =
       gather_or_fail(group.control(), [&] { return gpu_uuid(device); });
+  require_distinct_machines(map_, gpus, group.control().all_gather_text(nccl_host()));
   const auto num_ranks_on = [&](const std::string& gpu) {
     return static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu));
   };

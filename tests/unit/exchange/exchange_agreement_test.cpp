@@ -163,5 +163,16 @@ TEST(ExchangeAgreementTest, EveryFieldOfTheConfigurationIsCompared) {
   disagree([](auto& c) { c.max_in_flight = 2; }, "rank 1 has max_in_flight 2");
 }
 
+// Found before anything asks for a GPU.
+TEST(ExchangeAgreementTest, AllRanksAreOnCpusOrAllOnGpus) {
+  expect_invalid("rank 1 has device cuda, but rank 0 has cpu", [] {
+    run_ranks(2, [](const Group& group) {
+      ExchangeOptions options;
+      if (group.rank() == 1) options.device = Device::cuda(0);
+      const Exchange exchange(group, small_config(), options);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace switchyard
