@@ -168,8 +168,8 @@ class SWITCHYARD_API Exchange {
   void write_row_sources(const DispatchHandle& handle, const RowSources& sources,
                          Stream stream = Stream::host()) const;
 
-  /// Of a received handle: what its dispatch sent, and what its combine sends. On GPUs
-  /// kNotSupported.
+  /// Of a received handle: what its dispatch sent, and what its combine sends. On GPUs of several
+  /// hosts what goes to other hosts, in messages of fixed size; on those of one kNotSupported.
   WireBytes wire_bytes(const DispatchHandle& handle) const;
 
   /// Throws what kernels that have ended found, or why the group was aborted. Costs two loads when

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "exchange/push/received_memory.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -54,6 +55,11 @@ TEST(CrossingTest, DispatchHasRoomForEveryRow) {
       EXPECT_EQ(tokens.stride % 16, 0);
       const std::size_t end = tokens.rows + static_cast<std::size_t>(kTokens * tokens.stride);
       EXPECT_EQ(tokens.has_scales, has_row_scales(scheme));
+      const std::int64_t scale_bytes =
+          tokens.has_scales ? static_cast<std::int64_t>(scale_row_bytes(scheme, hidden)) : 0;
+      const std::int64_t row = payload.stride + tokens.stride + scale_bytes + 3 * 8;
+      EXPECT_LE(message.num_bytes, static_cast<std::size_t>(kTokens * row) + 5 * kPartAlignment)
+          << "a row of each token, once";
       if (!tokens.has_scales) {
         EXPECT_GE(message.num_bytes, end);
         continue;

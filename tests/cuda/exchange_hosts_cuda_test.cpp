@@ -267,6 +267,27 @@ std::vector<Suite> suites() {
 INSTANTIATE_TEST_SUITE_P(All, SuiteTest, testing::ValuesIn(suites()),
                          [](const auto& each) { return each.param.name; });
 
+// Whatever the routing is: half of the tokens have no expert on the other host.
+TEST_F(HostsTest, EveryTokenCrossesToEachHostOnce) {
+  for (const Hosts& hosts : {kTwo, kThree}) {
+    run_on_hosts(hosts, [&](const Group& group) {
+      const ExchangeConfig config = fault_config();
+      ExchangeRank rank(group, config);
+      const Dispatched got = rank.dispatch();
+      const WireBytes bytes = rank.exchange().wire_bytes(got.handle);
+      rank.combine(got);
+      rank.finish();
+      const std::int64_t num_crossings = config.max_tokens_per_rank * (group.size() - 1);
+      const std::int64_t row_bytes = 2 * config.hidden;
+      const std::int64_t beside = 1024 * (group.size() - 1);  // ids, weights, gaps
+      EXPECT_GE(bytes.dispatch, num_crossings * row_bytes);
+      EXPECT_LE(bytes.dispatch, num_crossings * row_bytes + beside);
+      EXPECT_GE(bytes.combine, num_crossings * row_bytes);
+      EXPECT_LE(bytes.combine, num_crossings * row_bytes + beside);
+    });
+  }
+}
+
 // Replays give what calls give, whatever the tokens are at that time.
 TEST_F(HostsTest, GraphsReplay) {
   constexpr int kReplays = 200;

@@ -171,7 +171,7 @@ SY_API sy_status sy_dispatch_counts(sy_dispatch* dispatch, sy_host_counts* count
 SY_API sy_status sy_dispatch_sources(sy_dispatch* dispatch, const sy_tensor* rank,
                                      const sy_tensor* token, const sy_tensor* rows_per_rank,
                                      void* stream);
-/// Bytes that left this rank for other ranks. GPUs: SY_NOT_SUPPORTED.
+/// Bytes that left this rank for other ranks. GPUs: for other hosts; of one host SY_NOT_SUPPORTED.
 SY_API sy_status sy_dispatch_wire_bytes(sy_dispatch* dispatch, int64_t* sent, int64_t* returned);
 
 typedef struct sy_combine_options {

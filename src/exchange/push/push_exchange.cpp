@@ -346,11 +346,17 @@ void PushExchange::write_row_sources(const DispatchHandle& handle, const RowSour
       stream.get());
 }
 
-WireBytes PushExchange::wire_bytes(const DispatchHandle&) const {
-  fail(Errc::kNotSupported,
-       "wire_bytes: the exchange is on {}, where counts stay in device memory; ask an exchange on "
-       "CPUs with the same routing",
-       name_of(device_));
+WireBytes PushExchange::wire_bytes(const DispatchHandle& handle) const {
+  require(hosts_ != nullptr, Errc::kNotSupported,
+          "wire_bytes: the exchange is on {}, where counts stay in device memory; ask an exchange "
+          "on CPUs with the same routing",
+          name_of(device_));
+  const std::size_t index = handles_.index_of(handle, "wire_bytes");
+  const Slot& slot = slots_[index];
+  const bool gathers = drops(slot) || (shape_.gathers && shape_.gathers_routing);
+  WireBytes bytes = hosts_->wire_bytes(slot.kernels, slot.dispatch, gathers);
+  if (handles_.stage(index) == Stage::kSent) bytes.combine = 0;
+  return bytes;
 }
 
 }  // namespace switchyard

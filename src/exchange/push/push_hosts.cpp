@@ -395,6 +395,18 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
   }
 }
 
+// Messages have their size whatever the routing is: a row of every token goes to each other host.
+WireBytes PushHosts::wire_bytes(const SlotKernels& kernels, const PushDispatch& call,
+                                bool gathers) const {
+  std::size_t message = dispatch_message(regions_of(kernels, call), call.max_tokens).num_bytes;
+  if (gathers) message += dispatch_message({gather_args(kernels, call)}, call.max_tokens).num_bytes;
+  const auto host_size = static_cast<int>(map_.ranks_of(own_host()).size());
+  const std::size_t returned = return_message(shape_, host_size, call.max_tokens).num_bytes;
+  const auto num_others = static_cast<std::size_t>(map_.num_hosts() - 1);
+  return {static_cast<std::int64_t>(num_others * message),
+          static_cast<std::int64_t>(forwarded_.size() * returned)};
+}
+
 void PushHosts::run_kernels(const SlotKernels& kernels) const {
   for (const DType dtype : {DType::kBF16, shape_.config.scheme.dtype}) {
     PushDispatch call;

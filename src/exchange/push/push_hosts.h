@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/exchange_types.h"
 #include "switchyard/group.h"
 
 #include "cuda/base/memory.h"
@@ -70,6 +71,10 @@ class PushHosts final : public LinkWatch {
                  const GridRequest& grid, const WaitSite& site, cudaStream_t stream);
   /// Whose partial sums are summed, after pass_back(): those of ranks, or of hosts.
   cuda::CallState summed_lists(std::size_t slot, const cuda::CallState& own) const;
+
+  /// What a dispatch, with the routing of all ranks where it is gathered, and its combine send to
+  /// other hosts.
+  WireBytes wire_bytes(const SlotKernels& kernels, const PushDispatch& call, bool gathers) const;
 
   /// Frees what is on the GPU, once nothing runs.
   void close() noexcept;
