@@ -91,6 +91,10 @@ double tokens_of(const measure::BenchShape& shape) {
 // Measures on `device`.
 std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
                                                         const Group& group) {
+  require(device != "cuda" || !has_several_hosts(group), Errc::kNotSupported,
+          "bench: --device cuda with ranks on {} hosts, must be on one: what starts all GPUs at "
+          "once is memory that they share",
+          count_hosts(hosts_of(group, "bench", 1)));
   require_device("bench", device);
   if (device == "cuda") return measure::make_cuda_target(group);
   return measure::make_cpu_target(group);

@@ -51,12 +51,18 @@ void add_gpu_findings(const DoctorReport& report, Findings& findings) {
          "unset SWITCHYARD_HEAP if it is set; see nvidia-smi topo -p2p r; in a virtual "
          "machine pass the NVSwitches or all GPUs of a board through together"});
   }
+  const std::string how_to_get_nccl =
+      "install NCCL 2.28 or newer (libnccl2 of NVIDIA's repository, or pip install "
+      "nvidia-nccl-cu13 and its folder in LD_LIBRARY_PATH)";
   if (!devices.nccl_obstacle.empty()) {
-    findings.push_back(
-        {"no NCCL windows: " + devices.nccl_obstacle,
-         "heap nccl, and NCCL as the baseline of benchmarks; the other heaps work",
-         "install NCCL 2.28 or newer (libnccl2 of NVIDIA's repository, or pip install "
-         "nvidia-nccl-cu13 and its folder in LD_LIBRARY_PATH)"});
+    findings.push_back({"no NCCL windows: " + devices.nccl_obstacle,
+                        "heap nccl, and NCCL as the baseline of benchmarks; the other heaps work",
+                        how_to_get_nccl});
+  }
+  if (!devices.hosts_obstacle.empty()) {
+    findings.push_back({"nothing between GPUs of several hosts: " + devices.hosts_obstacle,
+                        "exchanges between them; those on the GPUs of one host work",
+                        how_to_get_nccl});
   }
   if (devices.driver_cuda < devices.runtime_cuda) {
     findings.push_back({fmt::format("the driver is of CUDA {}, this build of CUDA {}",

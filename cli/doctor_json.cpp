@@ -67,6 +67,7 @@ Json json_of(const DeviceFacts& devices) {
   const bool has_nccl = devices.nccl_version != 0;
   one["nccl"] = has_nccl ? Json(nccl_version_text(devices.nccl_version)) : Json();
   one["nccl_obstacle"] = devices.nccl_obstacle;
+  one["hosts_obstacle"] = devices.hosts_obstacle;
   one["heap_of_processes"] = json_of(devices.processes);
   one["heap_of_threads"] = json_of(devices.threads);
   return one;

@@ -80,6 +80,11 @@ std::string heap_text(const HeapPlan& plan) {
   return plan.kind.empty() ? "none: " + plan.why : fmt::format("{}: {}", plan.kind, plan.why);
 }
 
+std::string hosts_text(const DeviceFacts& devices) {
+  return devices.hosts_obstacle.empty() ? "messages over NCCL, which must be the same on every host"
+                                        : "nothing: " + devices.hosts_obstacle;
+}
+
 std::vector<Row> gpu_rows(const DeviceFacts& devices) {
   std::vector<Row> rows{{"GPU", "name", "memory", "free", "SMs", "compute", "NVLinks", "PCI"}};
   for (std::size_t i = 0; i < devices.gpus.size(); ++i) {
@@ -121,6 +126,7 @@ std::string gpu_section(const DoctorReport& report) {
                                                         cuda_version_text(devices.driver_cuda))},
                                  {"runtime", cuda_version_text(devices.runtime_cuda)},
                                  {"NCCL", nccl},
+                                 {"between hosts", hosts_text(devices)},
                                  {"heap of processes", heap_text(devices.processes)},
                                  {"heap of threads", heap_text(devices.threads)}});
 }

@@ -43,8 +43,9 @@ struct DeviceFacts {
   std::vector<std::vector<GpuLink>> links;  ///< [from][to]
   int nccl_version = 0;                     ///< for example 22809; 0: not found
   std::string nccl_obstacle;                ///< empty, or why NCCL windows cannot be used
-  HeapPlan threads;                         ///< ranks are threads, one GPU each
-  HeapPlan processes;                       ///< ranks are processes, one GPU each
+  std::string hosts_obstacle;  ///< empty, or why GPUs of several hosts cannot exchange over NCCL
+  HeapPlan threads;            ///< ranks are threads, one GPU each
+  HeapPlan processes;          ///< ranks are processes, one GPU each
 };
 
 }  // namespace switchyard

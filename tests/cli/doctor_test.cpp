@@ -140,6 +140,7 @@ TEST(DoctorTest, MachineThatLacksNothing) {
                               "  1          nvlink  self\n"));
   EXPECT_THAT(text, HasSubstr("driver             580.65.06, up to CUDA 13.0\n"));
   EXPECT_THAT(text, HasSubstr("NCCL               2.28.9\n"));
+  EXPECT_THAT(text, HasSubstr("between hosts      messages over NCCL, which must be the same"));
   EXPECT_THAT(text, HasSubstr("  rank  NUMA node  cores\n"
                               "  0     0          0-3, 8\n"
                               "  1     0          0-3, 8\n"
@@ -151,6 +152,7 @@ TEST(DoctorTest, MachineThatLacksNothing) {
   EXPECT_EQ(json["binding"]["ranks"], nlohmann::json::array({0, 0, 1}));
   EXPECT_EQ(json["cuda"]["links"][0][1], "nvlink");
   EXPECT_EQ(json["cuda"]["heap_of_processes"]["kind"], "vmm");
+  EXPECT_EQ(json["cuda"]["hosts_obstacle"], "");
   EXPECT_TRUE(json["cuda"]["gpus"][0]["free_bytes"].is_null());
 }
 
@@ -158,6 +160,7 @@ TEST(DoctorTest, EveryLackIsNamed) {
   cli::DoctorReport report = two_gpus();
   report.devices->processes = {"", "GPU 0 of rank 0 cannot address the memory of GPU 1 of rank 1"};
   report.devices->nccl_obstacle = "libnccl.so.2 cannot be loaded";
+  report.devices->hosts_obstacle = report.devices->nccl_obstacle;
   report.devices->driver_cuda = 12020;
   report.hwloc.clear();
   report.machine.shared_memory_obstacle = "memfd_create: Operation not permitted";
@@ -172,6 +175,7 @@ TEST(DoctorTest, EveryLackIsNamed) {
   const std::string text = whats(cli::find_missing(report));
   for (const char* phrase :
        {"GPUs of processes cannot share memory: GPU 0", "no NCCL windows: libnccl.so.2",
+        "nothing between GPUs of several hosts: libnccl.so.2",
         "the driver is of CUDA 12.2, this build of CUDA 13.0", "memfd_create", "one core",
         "64 open files allowed", "1.0 MiB of memory are left", "no mpirun", "oneDNN is not",
         "hwloc is not", "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm",
