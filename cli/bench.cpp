@@ -74,10 +74,11 @@ void check_device(const BenchOptions& options) {
 // Checks once, before any rank starts, what every rank would refuse.
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
+  require_experts("bench", options.experts, options.device);
+  bench_shapes(options, num_ranks);
   require_device("bench", options.device);
   check_json("bench", options.json);
   if (!options.html.empty()) check_output_path("bench: --html", options.html);
-  const auto shapes = bench_shapes(options, num_ranks);
   if (is_baseline_file(options)) read_baseline(options.baseline);
   if (options.baseline != "mpi") return;
   require(options.op != "layer", Errc::kInvalidArgument,
@@ -123,6 +124,15 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
       ->capture_default_str();
   verb->add_option("--reduce", options.reduce, "where weighted sums happen")
       ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}))
+      ->capture_default_str();
+  verb->add_option("--experts", options.experts,
+                   "of --op layer: exact (the same bits on every device), onednn (cpu), cublas or "
+                   "cutlass (cuda)")
+      ->check(CLI::IsMember({"exact", "onednn", "cublas", "cutlass"}))
+      ->capture_default_str();
+  verb->add_option("--micro-batches", options.micro_batches,
+                   "of --op layer: parts of each rank's tokens that run overlapped")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   verb->add_option("--layers", options.layers, "so many in a row make one iteration")
       ->check(CLI::Range(1, 10000))
@@ -184,6 +194,8 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.layout = *layout_from_name(options.layout);
   shape.scheme = *scheme_from_name(options.scheme);
   shape.reduce = *reduce_from_name(options.reduce);
+  shape.experts = options.experts;
+  shape.num_micro_batches = options.micro_batches;
   shape.num_layers = options.layers;
   shape.num_runs = options.runs;
   shape.uses_graph = options.graph;

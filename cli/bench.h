@@ -25,6 +25,8 @@ struct BenchOptions {
   std::string layout = "expanded";
   std::string scheme = "fp8_block";
   std::string reduce = "per_rank";
+  std::string experts = "exact";  ///< of --op layer
+  int micro_batches = 1;          ///< of --op layer
   int layers = 1;
   bool graph = false;
   bool pdl = true;  ///< cuda: programmatic dependent launch

@@ -26,6 +26,8 @@ std::string ratio_text(double ratio) {
 std::string operation_text(const BenchOptions& options) {
   std::string what =
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
+  if (options.experts != "exact") what += fmt::format(", {} experts", options.experts);
+  if (options.micro_batches > 1) what += fmt::format(", {} micro-batches", options.micro_batches);
   if (!options.pdl) what += ", no programmatic launches";
   if (options.cold_code) what += ", also after 320 KiB of other code and 64 MiB of traffic";
   if (options.skew) {
@@ -149,6 +151,8 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"layout", options.layout},
           {"scheme", options.scheme},
           {"reduce", options.reduce},
+          {"experts", options.experts},
+          {"micro_batches", options.micro_batches},
           {"layers", options.layers},
           {"graph", options.graph},
           {"pdl", options.device == "cuda" && options.pdl},

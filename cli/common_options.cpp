@@ -100,6 +100,15 @@ void require_device(const std::string& verb, const std::string& device) {
           reason);
 }
 
+void require_experts(const std::string& verb, const std::string& experts,
+                     const std::string& device) {
+  if (experts == "exact") return;
+  const char* const wanted = experts == "onednn" ? "cpu" : "cuda";
+  require(device == wanted, Errc::kInvalidArgument,
+          "{}: --experts {} with --device {}, must be --device {}, or --experts exact", verb,
+          experts, device, wanted);
+}
+
 // Backtracks to the last * whenever the text after it does not match.
 bool matches_pattern(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;

@@ -24,6 +24,10 @@ void add_timeout(CLI::App* verb, std::int64_t& timeout_ms);
 /// --device; does nothing for "cpu". Errors: kNotAvailable with the reason.
 void require_device(const std::string& verb, const std::string& device);
 
+/// --experts with --device. Errors: kInvalidArgument: experts of the other device.
+void require_experts(const std::string& verb, const std::string& experts,
+                     const std::string& device);
+
 /// --filter and --names: * matches any text.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "common_options.h"
 #include "core/fail.h"
 #include "global_scale.h"
 #include "moe/prepare/prepare_recipe.h"
@@ -73,10 +74,7 @@ void check_run_options(const RunOptions& options) {
   require(options.dump.empty() || options.micro_batches == 1, Errc::kInvalidArgument,
           "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
           options.micro_batches);
-  const char* const wanted = options.experts == "onednn" ? "cpu" : "cuda";
-  require(options.experts == "exact" || options.device == wanted, Errc::kInvalidArgument,
-          "run: --experts {} with --device {}, must be --device {}, or --experts exact",
-          options.experts, options.device, wanted);
+  require_experts("run", options.experts, options.device);
   const bool is_global = scheme.needs_tensor_scale();
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;
   check_scale("--global-scale", options.global_scale, options, is_global, "nvfp4");

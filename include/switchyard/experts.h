@@ -104,7 +104,8 @@ class SWITCHYARD_API Experts {
   /// as they are on CPUs and become undefined on GPUs. `workspace` is memory of device() of at
   /// least workspace_bytes. Quantized rows are dequantized to f32 first.
   ///
-  /// Errors: kInvalidArgument (shape, dtype, scheme, device), kWorkspaceTooSmall.
+  /// Errors: kInvalidArgument (shape, dtype, scheme, device), kWorkspaceTooSmall; "cutlass" also
+  /// kNotSupported (alignment).
   virtual void apply(const ExpertRows& input, const TensorView& output,
                      std::span<std::byte> workspace, Stream stream = Stream::host()) = 0;
 };

@@ -75,6 +75,15 @@ void check_shape(const BenchShape& shape) {
               shape.operation == Operation::kLayer,
           Errc::kInvalidArgument, "bench: --layers is {} with --op {}, must be pair or layer",
           shape.num_layers, name_of(shape.operation));
+  require(shape.operation == Operation::kLayer ||
+              (shape.experts == "exact" && shape.num_micro_batches == 1),
+          Errc::kInvalidArgument,
+          "bench: --experts {} and --micro-batches {} with --op {}, must be layer, or exact and 1",
+          shape.experts, shape.num_micro_batches, name_of(shape.operation));
+  require(shape.experts != "cublas" || shape.layout == Layout::kBatched, Errc::kInvalidArgument,
+          "bench: --experts cublas with --layout {}, whose counts they read on the host while the "
+          "start of a run is held back; must be --layout batched, or --experts cutlass",
+          name_of(shape.layout));
   require(!(shape.has_cold_code || shape.has_skew || shape.has_stages) ||
               shape.operation != Operation::kLayer,
           Errc::kInvalidArgument,

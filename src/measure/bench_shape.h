@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,9 +38,11 @@ struct BenchShape {
   Layout layout = Layout::kExpanded;  ///< any except kAllGather
   QuantScheme scheme = schemes::kNone;
   Reduce reduce = Reduce::kPerRank;
-  int num_layers = 1;          ///< consecutive operations that make up one iteration
-  std::int64_t num_runs = 51;  ///< timed iterations
-  bool uses_graph = false;     ///< device: replays graphs instead of timing launches between events
+  std::string experts = "exact";  ///< layer: the kind, as in make_experts
+  int num_micro_batches = 1;      ///< layer: parts of each rank's tokens that run overlapped
+  int num_layers = 1;             ///< consecutive operations that make up one iteration
+  std::int64_t num_runs = 51;     ///< timed iterations
+  bool uses_graph = false;  ///< device: replays graphs instead of timing launches between events
   bool is_programmatic = true;  ///< device: programmatic dependent launch
   int num_sms = 0;              ///< device: SM budget of an operation; 0: chosen by heuristics
   bool has_cold_code = false;   ///< device: also with other code and traffic between calls

@@ -24,11 +24,8 @@ class LayerRun {
         shape_(shape),
         batch_(shape, group.rank()),
         output_(DType::kBF16, {shape.num_tokens, shape.workload.hidden}),
-        weights_(shape.workload, group.rank(), group.size()),
         host_bytes_(group, shape) {
-    kernel_ = std::make_unique<ModularKernel>(
-        make_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape)),
-        make_exact_experts(weights_.view()));
+    kernel_ = make_layer(group, shape, {});
   }
 
   const HostBytes& host_bytes() const { return host_bytes_; }
@@ -38,16 +35,18 @@ class LayerRun {
     group_.barrier();
     host_bytes_.begin();
     const std::int64_t start = now_ns();
-    for (int layer = 0; layer < shape_.num_layers; ++layer) kernel_->apply(arguments, output_);
+    for (int layer = 0; layer < shape_.num_layers; ++layer) {
+      apply_layer(*kernel_, shape_, arguments, output_);
+    }
     const std::int64_t end = now_ns();
     host_bytes_.end(iteration);
     return static_cast<double>(end - start) * 1e-3;
   }
 
   std::int64_t count_wrong(std::int64_t iteration) {
-    kernel_->apply(prepare(iteration), output_);
+    apply_layer(*kernel_, shape_, prepare(iteration), output_);
     const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload));
-    return oracle.count_wrong_output(output_, kCheckedTokens);
+    return oracle.count_wrong_output(output_, kCheckedTokens, layer_tolerance(shape_));
   }
 
  private:
@@ -65,7 +64,6 @@ class LayerRun {
   const BenchShape& shape_;
   BenchBatch batch_;
   Tensor output_;
-  LayerWeights weights_;
   HostBytes host_bytes_;
   std::unique_ptr<ModularKernel> kernel_;
 };

@@ -5,12 +5,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "switchyard/micro_batches.h"
+
 #include "core/random.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
 
 namespace switchyard::measure {
 namespace {
+
+// Of the largest element of a token: bf16 between the two products, and another order of sums.
+constexpr float kTensorCoreTolerance = 1.0f / 64;
 
 constexpr std::uint64_t kGate = 0, kUp = 1, kDown = 2;
 
@@ -98,8 +103,30 @@ PrepareFinalizeConfig layer_config(const BenchShape& shape) {
   config.max_tokens_per_rank = shape.max_tokens_per_rank();
   config.scheme = shape.scheme;
   config.reduce = shape.reduce;
+  if (shape.num_micro_batches > 1) config.num_micro_batches = shape.num_micro_batches;
   if (wants_tensor_scale(shape.scheme)) config.static_scale = tensor_scale_of(shape.scheme);
   return config;
+}
+
+float layer_tolerance(const BenchShape& shape) {
+  return shape.experts == "exact" ? 0.0f : kTensorCoreTolerance;
+}
+
+std::unique_ptr<ModularKernel> make_layer(const Group& group, const BenchShape& shape,
+                                          const ExchangeOptions& options) {
+  const LayerWeights weights(shape.workload, group.rank(), group.size());
+  return std::make_unique<ModularKernel>(
+      make_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape), options),
+      make_experts(shape.experts, weights.view(), {}, options.device));
+}
+
+void apply_layer(ModularKernel& layer, const BenchShape& shape, const PrepareArguments& arguments,
+                 const TensorView& output, Stream stream) {
+  if (shape.num_micro_batches == 1) {
+    layer.apply(arguments, output, stream);
+  } else {
+    apply_overlapped(layer, arguments, output, shape.num_micro_batches, stream);
+  }
 }
 
 }  // namespace switchyard::measure

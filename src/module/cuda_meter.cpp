@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/clock.h"
 #include "core/fail.h"
 #include "cuda/base/apart_kernels.h"
 #include "cuda/base/check.h"
@@ -203,11 +204,17 @@ double CudaMeter::time_us(const DeviceWork& work) {
   ++num_timed_;
   queue_.fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
   group_.barrier();
+  const std::int64_t start_ns = now_ns();
   cuda::launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
   begin_.record(queue_.stream().get());
   work(queue_.stream());
   end_.record(queue_.stream().get());
   group_.barrier();
+  const auto held_ns = static_cast<std::uint64_t>(now_ns() - start_ns);
+  require(held_ns < peers_.timeout_ns, Errc::kTimeout,
+          "a timed run took {:.1f} s until all ranks had launched it, longer than the timeout of "
+          "{:.1f} s, after which GPUs start on their own",
+          static_cast<double>(held_ns) * 1e-9, static_cast<double>(peers_.timeout_ns) * 1e-9);
   *flag_.as<volatile std::uint32_t>() = num_timed_;
   queue_.wait();
   return begin_.us_until(end_);

@@ -85,6 +85,7 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--op", "dispatch", "--routing", "hot", "--layout", "batched"},
       {"--op", "combine", "--routing", "zipf:1.2", "--engine", "local", "--scheme", "none"},
       {"--op", "layer", "--routing", trace, "--layout", "compact", "--engine", "local"},
+      {"--op", "layer", "--micro-batches", "2", "--layout", "batched"},
       {"--op", "pair", "--layers", "3", "--reduce", "per_expert", "--scheme", "nvfp4"},
       {"--op", "pair", "--layout", "by_rank", "--ranks", "3", "--scheme", "int8_token"},
       {"--op", "pair", "--layout", "batched", "--max-tokens", "50"},
@@ -183,6 +184,10 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--baseline", "nccl"}, "--baseline nccl with --device cpu, must be mpi");
   expect_usage_error({"--device", "cuda", "--baseline", "mpi"}, "must be nccl or a file");
   expect_usage_error({"--baseline", "mpi", "--op", "layer"}, "must be dispatch, combine or pair");
+  expect_usage_error({"--micro-batches", "2"}, "--micro-batches 2 with --op pair");
+  expect_usage_error({"--op", "layer", "--experts", "cublas"}, "must be --device cuda");
+  expect_usage_error({"--op", "layer", "--device", "cuda", "--experts", "cublas"},
+                     "must be --layout batched");
   expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
   expect_usage_error({"--tokens", "8", "--max-tokens", "7"}, "--max-tokens is 7, must be at least");
   expect_usage_error({"--reduce", "per_expert", "--layout", "compact"},
@@ -226,6 +231,7 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "combine", "--skew"},
       {"--op", "layer", "--graph", "--layers", "3"},
       {"--op", "layer", "--layout", "compact", "--scheme", "none"},
+      {"--op", "layer", "--graph", "--micro-batches", "2"},
       {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},
       {"--op", "pair", "--layout", "batched", "--graph", "--max-tokens", "300"},
   };

@@ -41,6 +41,7 @@ class Cublas final : public ExpertBlas {
   std::size_t scratch_bytes(std::int64_t num_experts) const override {
     return checked_add(kWorkspaceBytes, kSlots * pointer_bytes(num_experts));
   }
+  std::size_t row_alignment() const override { return 1; }
   void begin(const RowRanges& ranges, std::byte* scratch, Stream stream) override;
   void multiply(const ExpertProduct& product, bool adds) override;
 

@@ -18,16 +18,6 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-void require_aligned(const char* name, const void* data, std::int64_t row_elements,
-                     std::int64_t element_bytes) {
-  constexpr auto kAlignment = static_cast<std::int64_t>(kGroupedAlignment);
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  require(address % kGroupedAlignment == 0 && row_elements * element_bytes % kAlignment == 0,
-          Errc::kNotSupported,
-          "cutlass: {} is at {:#x} with rows {} bytes apart, both must be multiples of {}", name,
-          address, row_elements * element_bytes, kAlignment);
-}
-
 class Cutlass final : public ExpertBlas {
  public:
   explicit Cutlass(Device device) : device_(device.index), stream_(Stream::default_of(device)) {
@@ -43,6 +33,7 @@ class Cutlass final : public ExpertBlas {
     const DeviceGuard guard(device_);
     return grouped_scratch_bytes(num_experts);
   }
+  std::size_t row_alignment() const override { return kGroupedAlignment; }
   void begin(const RowRanges&, std::byte* scratch, Stream stream) override {
     scratch_ = scratch;
     stream_ = stream;
@@ -53,9 +44,6 @@ class Cutlass final : public ExpertBlas {
     require(p.num_outputs <= kMost && p.depth <= kMost && p.ranges.capacity <= kMost,
             Errc::kNotSupported, "cutlass: {} rows of {} elements to {}, each must be below 2^31",
             p.ranges.capacity, p.depth, p.num_outputs);
-    require_aligned("x", p.x, p.x_stride, 2);
-    require_aligned("a weight", p.weights, p.depth, 2);
-    require_aligned("y", p.y, p.y_stride, p.y_dtype == DType::kF32 ? 4 : 2);
     const DeviceGuard guard(device_);
     launch_grouped_product(p, adds, scratch_, stream_);
   }

@@ -27,6 +27,8 @@ class ExpertBlas {
   /// false, begin() waits for the stream, because the host needs the counts.
   virtual bool is_capturable(bool is_batched) const = 0;
   virtual std::size_t scratch_bytes(std::int64_t num_experts) const = 0;
+  /// What addresses of x and y, and the bytes from one of their rows to the next, are multiples of.
+  virtual std::size_t row_alignment() const = 0;
 
   /// Directs the work that follows to `stream`. `scratch`, aligned to 256 bytes, is in use until
   /// that work has completed.
@@ -34,8 +36,7 @@ class ExpertBlas {
 
   /// y = x * w^T, or y += x * w^T if `adds`. x and weights [experts][num_outputs][depth] are bf16,
   /// y is bf16 or f32; bias and num_columns are ignored. Rows of a batch that are not counted may
-  /// be computed or not. Errors also: kNotSupported: sides or alignment that the library cannot
-  /// take.
+  /// be computed or not. Errors also: kNotSupported: sides that the library cannot take.
   virtual void multiply(const ExpertProduct& product, bool adds) = 0;
 };
 

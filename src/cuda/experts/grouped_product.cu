@@ -37,7 +37,7 @@ using RowStride =
     cute::Stride<std::int64_t, cute::_1, cute::_0>;  // of w and x: depth is contiguous
 using OutputStride = cute::Stride<cute::_1, std::int64_t, cute::_0>;
 
-constexpr int kFewRows = 64;
+constexpr int kFewRows = 32;
 constexpr int kOutputsPerTile = 128;
 constexpr int kDepthPerStage = 64;
 constexpr std::size_t kAlignment = 256;

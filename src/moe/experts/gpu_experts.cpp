@@ -82,6 +82,7 @@ class GpuExperts final : public Experts {
   /// Rows of this dtype go into the product as they are.
   bool takes(DType dtype) const { return dtype == DType::kBF16 || dtype == products_->element(); }
 
+  void require_aligned(const char* name, const TensorView& rows) const;
   Scratch carve(std::int64_t num_rows, DType rows_dtype, std::byte* base) const;
   cuda::RowRanges checked_ranges(const ExpertRows& input) const;
   void widen(const ExpertRows& rows, const cuda::RowRanges& ranges, void* to, Stream stream) const;
@@ -269,6 +270,15 @@ void GpuExperts::second_half(const TensorView& output, const cuda::RowRanges& ra
   products_->run(product, stream);
 }
 
+void GpuExperts::require_aligned(const char* name, const TensorView& rows) const {
+  const std::size_t alignment = products_->row_alignment();
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.data());
+  const auto stride = static_cast<std::size_t>(rows.stride(0) * bytes_of(rows.dtype()));
+  require(address % alignment == 0 && stride % alignment == 0, Errc::kNotSupported,
+          "apply: {} at {:#x} has rows {} bytes apart, both must be multiples of {} for \"{}\"",
+          name, address, stride, alignment, name_);
+}
+
 void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
                        std::span<std::byte> workspace, Stream stream) {
   require_experts_device(device_, input, output, stream);
@@ -281,6 +291,8 @@ void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
   const TensorView flat_output = flat_rows("output", output);
   check_buffers(shape_, rows, flat_output, workspace.size(), workspace_bytes(input.rows));
   if (ranges.total_rows == 0) return;
+  if (takes(rows.rows.dtype())) require_aligned("rows", rows.rows);
+  require_aligned("output", flat_output);
   const Scratch scratch =
       carve(ranges.total_rows, rows.rows.dtype(), aligned(workspace.data(), kAlignment));
   products_->begin(ranges, scratch.products, stream);

@@ -75,6 +75,7 @@ class BlasProducts final : public GpuProducts {
   std::size_t scratch_bytes(std::int64_t num_experts) const override {
     return blas_->scratch_bytes(num_experts);
   }
+  std::size_t row_alignment() const override { return blas_->row_alignment(); }
 
   GpuMatrices upload(std::span<const WeightTensor> tensors, Device device) const override {
     GpuMatrices matrices;

@@ -41,6 +41,8 @@ class GpuProducts {
   /// What rows that need widening or rounding become; bf16 rows are taken as they are.
   virtual DType element() const = 0;
   virtual std::size_t scratch_bytes(std::int64_t num_experts) const = 0;
+  /// What addresses of rows and results, and the bytes from one row to the next, are multiples of.
+  virtual std::size_t row_alignment() const { return 1; }
 
   /// Errors also: kOutOfMemory.
   virtual GpuMatrices upload(std::span<const WeightTensor> tensors, Device device) const = 0;
