@@ -64,9 +64,11 @@ void check_device(const BenchOptions& options) {
   require(options.sms.empty(), Errc::kInvalidArgument,
           "bench: --sms {} with --device cpu, must be --device cuda: SMs are of a GPU",
           options.sms);
-  require(!options.cold_code && !options.skew && !options.stages, Errc::kInvalidArgument,
-          "bench: --cold-code, --skew or --stages with --device cpu, must be --device cuda: they "
-          "time kernels");
+  require(!options.cold_code && !options.skew, Errc::kInvalidArgument,
+          "bench: --cold-code or --skew with --device cpu, must be --device cuda: they time "
+          "kernels");
+  require(!options.stages || options.op != "layer", Errc::kInvalidArgument,
+          "bench: --stages with --op layer, must be dispatch, combine or pair");
   require(options.baseline != "nccl", Errc::kInvalidArgument,
           "bench: --baseline nccl with --device cpu, must be mpi or a file");
 }
@@ -160,7 +162,8 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
                  "cuda: also with 320 KiB of other code and 64 MiB of traffic before each call");
   verb->add_flag("--skew", options.skew, "cuda: also with ranks late by a random 0 to 50 us");
   verb->add_flag("--stages", options.stages,
-                 "cuda: also when CTAs reach which point; needs a build with SWITCHYARD_STAGES");
+                 "also where the time goes: cpu: packing, waiting, placing, summing; cuda: when "
+                 "CTAs reach which point, in a build with SWITCHYARD_STAGES");
   verb->add_option("--runs", options.runs, "timed iterations of a shape")
       ->check(CLI::Range(std::int64_t{30}, std::int64_t{1} << 20))
       ->capture_default_str();

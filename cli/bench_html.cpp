@@ -185,14 +185,17 @@ std::string stages_section(const BenchReport& report) {
       ranges.push_back({fmt::format("{}, {}: {}", one.kernel, one.role, one.stage), color,
                         one.min_us, one.median_us, one.max_us});
     }
-    const std::string chart =
-        range_chart({"stages", "microseconds after the first CTA of the kernel began", ""}, ranges);
+    const bool is_gpu = report.options.device == "cuda";
+    const char* const axis =
+        is_gpu ? "microseconds after the first CTA of the kernel began" : "microseconds";
+    const std::string chart = range_chart({"stages", axis, ""}, ranges);
     if (chart.empty()) continue;
     html += fmt::format(
-        "<section><h2>Stages, {} tokens{}</h2><p>When the CTAs of rank 0 reached which point: "
-        "median, first and last, over all calls.</p>{}</section>\n",
+        "<section><h2>Stages, {} tokens{}</h2><p>{}: median, {}, over all calls.</p>{}</section>\n",
         row.shape.num_tokens,
-        row.shape.num_sms == 0 ? "" : fmt::format(", {} SMs", row.shape.num_sms), chart);
+        row.shape.num_sms == 0 ? "" : fmt::format(", {} SMs", row.shape.num_sms),
+        is_gpu ? "When the CTAs of rank 0 reached which point" : "How long rank 0 was at it",
+        is_gpu ? "first and last" : "shortest and longest", chart);
   }
   return html;
 }

@@ -108,6 +108,7 @@ nlohmann::ordered_json json_of(const std::vector<measure::StageTimes>& stages) {
                     {"median_us", one.median_us},
                     {"max_us", one.max_us},
                     {"count", one.count}});
+    if (one.floor_us > 0) json.back()["floor_us"] = one.floor_us;
   }
   return json;
 }
@@ -247,8 +248,27 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
   return text + "\n";
 }
 
+// On CPUs: how long each took, and a copy of what it must write.
+std::string phases_text(const BenchRow& row) {
+  std::string text = fmt::format("\n  stages of rank 0, {} tokens, us\n", row.shape.num_tokens);
+  text += fmt::format("  {:<10}{:<10}{:>11}{:>11}{:>11}{:>13}{:>10}\n", "call", "stage", "min",
+                      "median", "max", "copy floor", "of floor");
+  for (const measure::StageTimes& one : row.stages) {
+    text += fmt::format("  {:<10}{:<10}{:>11.1f}{:>11.1f}{:>11.1f}", one.kernel, one.stage,
+                        one.min_us, one.median_us, one.max_us);
+    if (one.floor_us > 0 && one.median_us > 0) {
+      text += fmt::format("{:>13.1f}{:>8.0f} %", one.floor_us, 100 * one.floor_us / one.median_us);
+    }
+    text += "\n";
+  }
+  return text + "\n";
+}
+
+bool is_of_phases(const measure::StageTimes& one) { return one.role == "rank"; }
+
 std::string stages_text(const BenchRow& row) {
   if (row.stages.empty()) return {};
+  if (is_of_phases(row.stages.front())) return phases_text(row);
   std::string text =
       fmt::format("\n  stages of rank 0, {} tokens, us after the first CTA of the kernel began\n",
                   row.shape.num_tokens);

@@ -3,6 +3,7 @@
 // `switchyard bench` as a user sees it: lines, JSON, the page, usage errors.
 
 #include <algorithm>
+#include <set>
 
 #include <gmock/gmock.h>
 
@@ -168,6 +169,26 @@ TEST(BenchTest, MpiWithoutMpirunSaysSo) {
   EXPECT_THAT(result.error, HasSubstr("bench: --baseline mpi, but there is no "));
 }
 
+// What ranks do and what they wait for is about what a call takes.
+TEST(BenchTest, StagesOfRanksAddUpToTheCall) {
+  const nlohmann::json json = bench_json({"--op", "pair", "--stages", "--tokens", "64"});
+  const nlohmann::json& row = json["rows"][0];
+  std::set<std::string> names;
+  double sum_us = 0;
+  for (const nlohmann::json& one : row["stages"]) {
+    const std::string stage = one["stage"];
+    names.insert(one["kernel"].get<std::string>() + " " + stage);
+    EXPECT_EQ(one["role"], "rank");
+    EXPECT_EQ(one["count"], 30);
+    EXPECT_EQ(one.contains("floor_us"), stage != "wait");
+    sum_us += one["median_us"].get<double>();
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"dispatch pack", "dispatch wait", "dispatch place",
+                                          "combine pack", "combine wait", "combine sum"}));
+  EXPECT_GT(sum_us, 0.1 * row["p50_us"].get<double>());
+  EXPECT_LT(sum_us, 10 * row["p50_us"].get<double>());
+}
+
 TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--tokens", "1,x"},
                      "--tokens is \"1,x\", must be numbers from 1 to 16777216");
@@ -175,8 +196,9 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--workload", "gpt-5"},
                      "workload is \"gpt-5\", must be a config.json or one");
   expect_usage_error({"--routing", "zipf:a"}, "want zipf:A with a number A from 0 to 10");
-  for (const char* option : {"--cold-code", "--skew", "--stages"}) {
-    expect_usage_error({option}, "--cold-code, --skew or --stages with --device cpu");
+  expect_usage_error({"--stages", "--op", "layer"}, "--stages with --op layer");
+  for (const char* option : {"--cold-code", "--skew"}) {
+    expect_usage_error({option}, "--cold-code or --skew with --device cpu");
   }
   expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
   expect_usage_error({"--no-pdl"}, "--no-pdl with --device cpu, must be --device cuda");
