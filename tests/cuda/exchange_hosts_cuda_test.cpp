@@ -242,6 +242,21 @@ std::vector<Case> return_cases() {
   return cases;
 }
 
+// Few CTAs with much to return stream it, in a kernel that can also sum.
+std::vector<Case> few_ctas_cases() {
+  std::vector<Case> cases;
+  for (const Reduce reduce : {kPerRank, Reduce::kPerHost}) {
+    Case c = case_of(name_of(reduce), config_of(Layout::kExpanded, schemes::kNone, reduce, 1024));
+    c.num_tokens = {512, 700};
+    c.config.max_tokens_per_rank = 700;
+    c.num_ctas = 8;
+    cases.push_back(c);
+    c.splits_phases = true;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Suite> suites() {
   std::vector<Suite> suites;
   for (const Layout layout : kLayouts) {
@@ -261,6 +276,7 @@ std::vector<Suite> suites() {
   many.num_tokens = {1500, 3, 700};
   many.config.max_tokens_per_rank = 1500;
   suites.push_back({"many_tokens_01", kTwo, {many}});
+  suites.push_back({"few_ctas_01", kTwo, few_ctas_cases()});
   return suites;
 }
 

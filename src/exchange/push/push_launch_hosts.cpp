@@ -43,7 +43,10 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
                                             cuda::Phases phases, Stream stream) {
   const auto launch = [&](cuda::Phases phase) {
     cuda::CombineArgs part = args;
-    if (phase == cuda::Phases::kReceive) {
+    if (phase == cuda::Phases::kSend) {
+      part.sums = {};  // a kernel that streams sums whatever is there, and it is too early for that
+    } else {
+      part.results = {};
       part.state = hosts_->summed_lists(index_of(slot), part.state);
     }
     GridRequest request = grid_request(slot, room_.of(stream), phase);
