@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
 constexpr int kFirstWithWindows = NCCL_VERSION(2, 28, 0);
+constexpr int kFirstWithLinks = NCCL_VERSION(2, 28, 0);
 constexpr int kFirstWithHostPointers = NCCL_VERSION(2, 29, 2);
 
 template <typename Function>
@@ -79,6 +80,14 @@ const NcclCalls& nccl_calls() {
   return calls;
 }
 
+const NcclCalls& nccl_link_calls() {
+  const NcclCalls& calls = nccl_calls();
+  require(calls.version >= kFirstWithLinks, Errc::kNotAvailable,
+          "{} is version {}, messages between hosts need {} or newer", kLibrary,
+          nccl_version_text(calls.version), nccl_version_text(kFirstWithLinks));
+  return calls;
+}
+
 const NcclApi& nccl_api() {
   static const NcclApi api = load();
   return api;
@@ -115,6 +124,8 @@ std::string nccl_version_text(int version) {
 std::string nccl_obstacle() { return obstacle_of(nccl_api); }
 
 std::string nccl_calls_obstacle() { return obstacle_of(nccl_calls); }
+
+std::string nccl_links_obstacle() { return obstacle_of(nccl_link_calls); }
 
 void check_nccl(ncclResult_t result, const char* what) {
   if (result == ncclSuccess) return;

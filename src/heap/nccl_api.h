@@ -30,6 +30,9 @@ struct NcclCalls {
 /// Errors: kNotAvailable if there is no library or it lacks a function.
 const NcclCalls& nccl_calls();
 
+/// The same for messages between hosts. Errors: kNotAvailable, also if the library is too old.
+const NcclCalls& nccl_link_calls();
+
 struct NcclApi : NcclCalls {
   decltype(&::ncclMemAlloc) mem_alloc = nullptr;
   decltype(&::ncclMemFree) mem_free = nullptr;

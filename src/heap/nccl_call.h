@@ -6,10 +6,32 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <thread>
 
 #include "engine/control.h"
 
 namespace switchyard {
+
+/// A thread for calls that may never return.
+class NcclThread {
+ public:
+  /// Errors: kSystem (no thread).
+  explicit NcclThread(std::function<void()> work);
+  NcclThread(const NcclThread&) = delete;
+  NcclThread& operator=(const NcclThread&) = delete;
+  /// Does not wait: a thread that still works keeps what it works on.
+  ~NcclThread();
+
+  bool is_done() const noexcept;
+  /// Once it is done: throws what the work threw.
+  void check() const;
+
+ private:
+  struct Job;
+  std::shared_ptr<Job> job_;
+  std::thread thread_;
+};
 
 /// Runs `work` on a thread with `device` current. Errors: those of `work` and those of a wait for
 /// peers.

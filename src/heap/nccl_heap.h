@@ -19,6 +19,9 @@ std::string nccl_obstacle();
 /// Empty, or why this build or machine has no NCCL at all.
 std::string nccl_calls_obstacle();
 
+/// Empty, or why this build or machine has no NCCL for messages between hosts.
+std::string nccl_links_obstacle();
+
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& request);
 
 }  // namespace switchyard

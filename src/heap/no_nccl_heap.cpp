@@ -18,6 +18,8 @@ std::string nccl_obstacle() {
 
 std::string nccl_calls_obstacle() { return nccl_obstacle(); }
 
+std::string nccl_links_obstacle() { return nccl_obstacle(); }
+
 std::unique_ptr<Heap> make_nccl_heap(const HeapRequest& /*request*/) {
   fail(Errc::kNotAvailable, "device window: {}", nccl_obstacle());
 }

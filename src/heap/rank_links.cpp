@@ -4,10 +4,15 @@
 
 #include <sched.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
+#include <thread>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
 #include "heap/heap.h"
@@ -19,6 +24,10 @@ namespace {
 
 constexpr int kSpinsPerLook = 64;
 constexpr std::size_t kFirstMessageBytes = 16;
+// To tell communicators to end takes no time, unless a thread of NCCL's must come to a stop.
+constexpr std::int64_t kTellMs = 1000;
+// What the end of links waits for their memory, which a graph may keep for ever.
+constexpr std::int64_t kReclaimMs = 1000;
 
 // The member of communicator `link` on a host.
 int member_of(const HostMap& map, int link, int host) {
@@ -56,7 +65,7 @@ ncclUniqueId id_of(const std::vector<std::string>& texts, const HostMap& map, in
 // NCCL connects only ranks with the same version of it; one without would leave the others waiting.
 void require_same_nccl(Control& control) {
   const std::vector<std::string> versions =
-      gather_or_fail(control, [] { return nccl_version_text(nccl_calls().version); });
+      gather_or_fail(control, [] { return nccl_version_text(nccl_link_calls().version); });
   for (std::size_t rank = 1; rank < versions.size(); ++rank) {
     require(versions[rank] == versions[0], Errc::kNotAvailable,
             "exchange: rank {} has NCCL {}, but rank 0 has {}; ranks of several hosts need the "
@@ -65,11 +74,41 @@ void require_same_nccl(Control& control) {
   }
 }
 
+// Needs no peer, unlike ncclCommDestroy. In a group each communicator is told to end at once, and
+// all are freed at its end: one that is freed waits for its kernels, which may be in a stream
+// behind those of another. That end also waits until no graph has calls of theirs.
+void abort_all(const std::vector<ncclComm_t>& comms, std::atomic<bool>& are_told) {
+  const NcclCalls& api = nccl_calls();
+  api.group_start();
+  for (ncclComm_t comm : comms) {
+    if (comm != nullptr) api.comm_abort(comm);
+  }
+  are_told.store(true, std::memory_order_release);
+  api.group_end();
+}
+
+// Until `is_there()`, or for `ms`.
+template <typename IsThere>
+void wait_at_most(std::int64_t ms, const IsThere& is_there) {
+  const Deadline deadline = Deadline::after_ms(ms);
+  while (!is_there() && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 class NcclLinks final : public RankLinks {
  public:
   NcclLinks(Control& control, const HostMap& map)
-      : control_(control), map_(map), comms_(static_cast<std::size_t>(num_links(map))) {}
-  ~NcclLinks() override { abort(); }  // needs no peer, unlike ncclCommDestroy
+      : control_(control),
+        map_(map),
+        peers_(map.linked_with(control.rank())),
+        comms_(static_cast<std::size_t>(num_links(map))) {}
+  ~NcclLinks() override {
+    abort();
+    if (aborter_) {
+      wait_at_most(kReclaimMs, [&] { return aborter_->is_done(); });
+    }
+  }
 
   void join(const std::vector<std::string>& texts);
   void connect();
@@ -87,14 +126,19 @@ class NcclLinks final : public RankLinks {
   void enqueue(const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
                cudaStream_t stream);
   ncclResult_t state() const;
-  void await(const WaitSite& site);
+  bool is_ready(const WaitSite& site);
+  template <typename IsDone>
+  void await(const WaitSite& site, const IsDone& is_done);
   [[noreturn]] void fail_by(const WaitSite& site, const std::string& what);
 
   Control& control_;
   HostMap map_;
-  std::mutex mutex_;  // guards the two below: an abort frees communicators
+  std::vector<std::int32_t> peers_;  ///< of messages
+  std::mutex mutex_;                 // guards the two below: an abort frees communicators
   std::vector<ncclComm_t> comms_;
   bool is_aborted_ = false;
+  std::mutex abort_mutex_;  // guards the one below
+  std::optional<NcclThread> aborter_;
 };
 
 // Of calls in a group, which say that they are not done yet.
@@ -119,7 +163,8 @@ void NcclLinks::join(const std::vector<std::string>& texts) {
     }
     check_begun(api.group_end(), "ncclGroupEnd");
   }
-  await({Phase::kSetup, 0, -1});
+  const WaitSite site{Phase::kSetup, 0, peers_[0]};
+  await(site, [&] { return is_ready(site); });
 }
 
 // NCCL connects two ranks when the first message goes between them, and takes memory for it: here,
@@ -143,17 +188,22 @@ void NcclLinks::connect() {
     }
     return messages;
   };
-  const WaitSite site{Phase::kSetup, 0, -1};
+  const WaitSite site{Phase::kSetup, 0, peers_[0]};
   const std::vector<LinkMessage> sent = with_memory(out);
   const std::vector<LinkMessage> received = with_memory(back);
   const cuda::OwnedStream stream;
-  exchange(sent, received, site, stream.get());
-  exchange(received, sent, site, stream.get());
-  control_.wait(site, [&] {
-    const cudaError_t state = cudaStreamQuery(stream.get());
-    if (state != cudaErrorNotReady) cuda::check_cuda(state, "nccl: first messages");
-    return state == cudaSuccess;
-  });
+  try {
+    exchange(sent, received, site, stream.get());
+    exchange(received, sent, site, stream.get());
+    await(site, [&] {
+      const cudaError_t state = cudaStreamQuery(stream.get());
+      if (state != cudaErrorNotReady) cuda::check_cuda(state, "nccl: first messages");
+      return state == cudaSuccess;
+    });
+  } catch (...) {
+    abort();  // the memory is freed when the GPU is done, and messages may wait for a lost rank
+    throw;
+  }
 }
 
 void NcclLinks::enqueue(const std::vector<LinkMessage>& sent,
@@ -189,7 +239,7 @@ void NcclLinks::exchange(const std::vector<LinkMessage>& sent,
   } catch (const Error& error) {
     fail_by(site, error.what());
   }
-  await(site);
+  await(site, [&] { return is_ready(site); });
 }
 
 // Of all communicators: an error, or not done yet, or success.
@@ -206,26 +256,38 @@ ncclResult_t NcclLinks::state() const {
   return worst;
 }
 
-// Until NCCL's threads have done what a call left to them.
-void NcclLinks::await(const WaitSite& site) {
+// NCCL's threads have done what a call left to them.
+bool NcclLinks::is_ready(const WaitSite& site) {
+  ncclResult_t result = ncclInProgress;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_aborted_) result = state();
+  }
+  if (result != ncclSuccess && result != ncclInProgress) {
+    fail_by(site, fmt::format("NCCL says {}", nccl_calls().get_error_string(result)));
+  }
+  return result == ncclSuccess;
+}
+
+// Spins, unlike Control::wait: nothing wakes a sleeper.
+template <typename IsDone>
+void NcclLinks::await(const WaitSite& site, const IsDone& is_done) {
   const Deadline deadline = Deadline::after_ms(control_.timeout_ms());
-  for (int spin = 1;; ++spin) {
-    ncclResult_t result = ncclInProgress;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!is_aborted_) result = state();
-    }
-    if (result == ncclSuccess) return;
-    if (result != ncclInProgress) {
-      fail_by(site, fmt::format("NCCL says {}", nccl_calls().get_error_string(result)));
-    }
+  constexpr std::int64_t kLookEveryNs = std::int64_t{kSliceMs} * 1'000'000;
+  std::int64_t next_look_ns = now_ns() + kLookEveryNs;
+  for (int spin = 1; !is_done(); ++spin) {
     if (spin % kSpinsPerLook != 0) continue;
+    if (now_ns() >= next_look_ns) {
+      control_.look_for_lost_peers();
+      next_look_ns = now_ns() + kLookEveryNs;
+    }
     control_.check_alive(site);
     if (deadline.expired()) {
       control_.abort(
-          Errc::kTimeout, control_.rank(),
-          fmt::format("rank {} waited {:.1f} s for NCCL in {}", control_.rank(),
-                      static_cast<double>(control_.timeout_ms()) * 1e-3, name_of(site.phase)));
+          Errc::kTimeout, peers_.size() == 1 ? peers_[0] : -1,
+          fmt::format("rank {} waited {:.1f} s for NCCL, to exchange messages with {}, in {}",
+                      control_.rank(), static_cast<double>(control_.timeout_ms()) * 1e-3,
+                      format_ranks(peers_), name_of(site.phase)));
       control_.check_alive(site);
     }
     sched_yield();
@@ -241,8 +303,10 @@ void NcclLinks::fail_by(const WaitSite& site, const std::string& what) {
     control_.check_alive(site);
     sched_yield();
   }
-  control_.abort(Errc::kSystem, control_.rank(), what);
-  fail(Errc::kSystem, "{}: {} (rank {} of {}, call {})", name_of(site.phase), what, control_.rank(),
+  const std::string text = fmt::format("rank {} exchanges messages with {}: {}", control_.rank(),
+                                       format_ranks(peers_), what);
+  control_.abort(Errc::kSystem, control_.rank(), text);
+  fail(Errc::kSystem, "{}: {} (rank {} of {}, call {})", name_of(site.phase), text, control_.rank(),
        control_.size(), site.call);
 }
 
@@ -258,12 +322,24 @@ std::string NcclLinks::failure() noexcept {
   }
 }
 
+// On a thread of its own, which uses no CUDA before communicators are told: CUDA may be waiting for
+// their kernels. Who calls exchange() meanwhile sees `is_aborted_`, and waits for no lock.
 void NcclLinks::abort() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (is_aborted_) return;
-  is_aborted_ = true;
-  for (ncclComm_t comm : comms_) {
-    if (comm != nullptr) nccl_calls().comm_abort(comm);
+  const std::lock_guard aborting(abort_mutex_);
+  std::vector<ncclComm_t> comms;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_aborted_) return;
+    is_aborted_ = true;
+    comms.swap(comms_);
+  }
+  try {
+    const auto are_told = std::make_shared<std::atomic<bool>>(false);
+    aborter_.emplace([comms, are_told] { abort_all(comms, *are_told); });
+    wait_at_most(kTellMs, [&] { return are_told->load(std::memory_order_acquire); });
+  } catch (const std::exception&) {  // no thread or no memory for it
+    std::atomic<bool> are_told = false;
+    abort_all(comms, are_told);
   }
 }
 

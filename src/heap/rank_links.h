@@ -42,12 +42,13 @@ class RankLinks {
                         cudaStream_t stream) = 0;
   /// What NCCL found behind a call; empty: nothing. Any thread.
   virtual std::string failure() noexcept = 0;
-  /// Ends what is under way, on the GPU too. No call may follow. Any thread.
+  /// Tells what is under way to end, on the GPU too; does not wait until it has, and no call may
+  /// follow. NCCL frees its memory when graphs with its calls are gone, too. Any thread.
   virtual void abort() noexcept = 0;
 };
 
 /// Collective, with this rank's GPU current: connects every two ranks between which messages go.
-/// `control` must outlive the links. Errors: kNotAvailable (see nccl_calls_obstacle), kSystem,
+/// `control` must outlive the links. Errors: kNotAvailable (see nccl_links_obstacle), kSystem,
 /// kTimeout, kPeerLost.
 std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map);
 

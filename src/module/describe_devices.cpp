@@ -122,7 +122,7 @@ DeviceFacts describe_devices(const std::string& wanted_heap) {
   }
   facts.nccl_version = nccl_version();
   facts.nccl_obstacle = nccl_obstacle();
-  facts.hosts_obstacle = nccl_calls_obstacle();
+  facts.hosts_obstacle = nccl_links_obstacle();
   facts.threads = plan_heap(facts, wanted_heap, true);
   facts.processes = plan_heap(facts, wanted_heap, false);
   return facts;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace switchyard {
@@ -50,6 +51,18 @@ class HostMap {
       }
     }
     return sources;
+  }
+  /// The ranks of other hosts that pass on the tokens of `rank`, and those whose tokens it passes
+  /// on, ascending.
+  std::vector<std::int32_t> linked_with(int rank) const {
+    const std::vector<int> sources = forwarded_by(rank);
+    std::vector<std::int32_t> ranks(sources.begin(), sources.end());
+    for (int host = 0; host < num_hosts(); ++host) {
+      if (host != host_of(rank)) ranks.push_back(forwarder(rank, host));
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
   }
   /// The largest number of sources that any rank passes on.
   std::size_t max_forwarded() const {

@@ -96,7 +96,7 @@ class HostsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     REQUIRE_GPU_IN_CHILD();
-    const std::string why = run_in_child(nccl_calls_obstacle);
+    const std::string why = run_in_child(nccl_links_obstacle);
     if (!why.empty()) GTEST_SKIP() << why;
   }
 };

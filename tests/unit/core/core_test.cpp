@@ -59,6 +59,8 @@ TEST(TextTest, ListsOfNumbersStayShort) {
   std::vector<std::int32_t> odd;
   for (std::int32_t i = 1; i < 5000; i += 2) odd.push_back(i);
   EXPECT_THAT(format_ranges(odd), ::testing::EndsWith("29, 31 and 2484 more"));
+  EXPECT_EQ(format_ranks(std::vector<std::int32_t>{3}), "rank 3");
+  EXPECT_EQ(format_ranks(std::vector<std::int32_t>{0, 1, 5}), "ranks 0-1, 5");
 }
 
 TEST(DeadlineTest, TimeInWhichTheProcessWasStoppedDoesNotCount) {

@@ -35,6 +35,8 @@ TEST(HostMapTest, HostsMayDiffer) {
   EXPECT_THAT(map.forwarded_by(0), ElementsAre(3));
   EXPECT_THAT(map.forwarded_by(1), IsEmpty());
   EXPECT_EQ(map.max_forwarded(), 3u);
+  EXPECT_THAT(map.linked_with(3), ElementsAre(0, 1, 2));
+  for (const int rank : {0, 1, 2}) EXPECT_THAT(map.linked_with(rank), ElementsAre(3));
   EXPECT_EQ(map.max_host_size(), 3u);
 }
 
