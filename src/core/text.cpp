@@ -90,8 +90,4 @@ std::string format_ranges(std::span<const std::int32_t> numbers) {
   return text;
 }
 
-std::string format_ranks(std::span<const std::int32_t> ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks));
-}
-
 }  // namespace switchyard

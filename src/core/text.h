@@ -27,7 +27,5 @@ std::string nearest_names(std::string_view wanted, std::span<const std::string_v
 /// Ascending numbers as ranges: "1-26" or "0, 2, 4-7"; "none" when empty. After 16 ranges: how many
 /// numbers are left out.
 std::string format_ranges(std::span<const std::int32_t> numbers);
-/// The same of ranks: "rank 3", "ranks 0, 2-4".
-std::string format_ranks(std::span<const std::int32_t> ranks);
 
 }  // namespace switchyard

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/fail.h"
-#include "core/text.h"
+#include "core/format_ranks.h"
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
 #include "heap/heap.h"

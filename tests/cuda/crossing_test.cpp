@@ -46,6 +46,8 @@ TEST(CrossingTest, DispatchHasRoomForEveryRow) {
       ASSERT_EQ(message.regions.size(), 2u);
       const CrossingRows& payload = message.regions[0];
       const CrossingRows& tokens = message.regions[1];
+      EXPECT_EQ(message.mode, 0u);
+      EXPECT_GE(message.ids, sizeof(std::uint32_t));
       EXPECT_GE(message.weights, message.ids + kTokens * 3 * sizeof(std::int32_t));
       EXPECT_GE(payload.rows, message.weights + kTokens * 3 * sizeof(float));
       EXPECT_GE(payload.stride, 614);
@@ -58,7 +60,7 @@ TEST(CrossingTest, DispatchHasRoomForEveryRow) {
       const std::int64_t scale_bytes =
           tokens.has_scales ? static_cast<std::int64_t>(scale_row_bytes(scheme, hidden)) : 0;
       const std::int64_t row = payload.stride + tokens.stride + scale_bytes + 3 * 8;
-      EXPECT_LE(message.num_bytes, static_cast<std::size_t>(kTokens * row) + 5 * kPartAlignment)
+      EXPECT_LE(message.num_bytes, static_cast<std::size_t>(kTokens * row) + 6 * kPartAlignment)
           << "a row of each token, once";
       if (!tokens.has_scales) {
         EXPECT_GE(message.num_bytes, end);

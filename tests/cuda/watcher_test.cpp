@@ -93,6 +93,29 @@ TEST(WatcherTest, TimeoutOfOneRankEndsTheKernelsOfAll) {
   });
 }
 
+// Of another host, whose tokens rank 1 passes on.
+TEST(WatcherTest, WhoPassesOnIsToBlame) {
+  class Links final : public LinkWatch {
+   public:
+    void look(Control& /*control*/) noexcept override {}
+    void abort() noexcept override {}
+    int passed_on_by(int source) const noexcept override { return source == 2 ? 1 : -1; }
+  };
+  run_ranks(3, [](const Group& group) {
+    WatchWords words{};
+    Links links;
+    Watcher watcher(group.control(), words, kNumExperts, &links);
+    group.barrier();
+    if (group.rank() == 0) {
+      leave(words, cuda::WaitFailure::kTimeout, record_of(cuda::WaitPlace::kAnnouncement, 2, -1));
+    }
+    wait_for_word(words);
+    const std::string what = error_of([&] { watcher.check(kSite); }).what();
+    EXPECT_THAT(what, HasSubstr("rank 0 had no announcement from rank 2, which rank 1 passes on, "
+                                "within 1.5 s in dispatch receive"));
+  });
+}
+
 TEST(WatcherTest, KernelThatStoppedSaysWhere) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};

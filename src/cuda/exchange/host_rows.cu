@@ -16,22 +16,26 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
 constexpr std::int64_t kMaxCtas = 1024;
 
-LaunchShape shape_of(std::int64_t num_items, int items_per_cta, cudaStream_t stream) {
+LaunchShape shape_of(std::int64_t num_items, int items_per_cta, cudaStream_t stream,
+                     std::int64_t max_ctas = kMaxCtas, int num_threads = kThreads) {
   const std::int64_t ctas = (num_items + items_per_cta - 1) / items_per_cta;
-  return {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kThreads, 0, false,
+  return {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, max_ctas)), num_threads, 0, false,
           stream};
 }
 
 __device__ __forceinline__ std::int64_t thread_number() {
-  return std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  return std::int64_t{blockIdx.x} * cta_threads() + threadIdx.x;
 }
-__device__ __forceinline__ std::int64_t num_threads() { return std::int64_t{gridDim.x} * kThreads; }
+__device__ __forceinline__ std::int64_t num_threads() {
+  return std::int64_t{gridDim.x} * cta_threads();
+}
 
 __device__ __forceinline__ bool has_failed(const Watch& watch) {
   return *const_cast<const volatile std::uint32_t*>(watch.failed) != 0;
 }
 
 __global__ void __launch_bounds__(kThreads) pack_ids_kernel(PackIdsArgs a) {
+  if (thread_number() == 0 && a.to_mode != nullptr) *a.to_mode = a.mode;
   const std::int64_t num_given = std::int64_t{a.num_tokens} * a.num_topk;
   const std::int64_t num_choices = std::int64_t{a.max_tokens} * a.num_topk;
   for (std::int64_t i = thread_number(); i < num_choices; i += num_threads()) {
@@ -42,6 +46,17 @@ __global__ void __launch_bounds__(kThreads) pack_ids_kernel(PackIdsArgs a) {
     if (a.to_weights == nullptr) continue;
     a.to_weights[i] = i < num_given && a.topk_weights != nullptr ? a.topk_weights[i] : 1.0f;
   }
+}
+
+__global__ void __launch_bounds__(kMaxPushRanks)
+    compare_modes_kernel(const __grid_constant__ CompareModesArgs a) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i >= a.num_sources || has_failed(a.watch)) return;
+  const std::uint32_t mode = *a.modes[i];
+  if (mode == a.mode) return;
+  give_up(a.watch, WaitFailure::kDifferentMode,
+          {WaitPlace::kAnnouncement, a.sources[i], -1, next_call(a.state)},
+          static_cast<std::int32_t>(a.mode), static_cast<std::int32_t>(mode), 0);
 }
 
 /// What a lane holds of a chunk of a returned row, in units that lie one warp of units apart.
@@ -98,8 +113,9 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
   }
 }
 
+// Unlike the others it waits, so it has the room of kernels that wait (exchange/push/gpu_room.h).
 template <class Units>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     collect_rows_kernel(const __grid_constant__ ReturnedRowsArgs a) {
   if (has_failed(a.watch)) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -206,8 +222,8 @@ void with_units(const QuantScheme& wire, const Task& task) {
   task.template operator()<ReturnUnits<4, 1>>();
 }
 
-LaunchShape shape_of(const ReturnedRowsArgs& args, cudaStream_t stream) {
-  return shape_of(std::int64_t{args.num_tokens} * args.layout.num_return_chunks, kWarps, stream);
+std::int64_t num_items(const ReturnedRowsArgs& args) {
+  return std::int64_t{args.num_tokens} * args.layout.num_return_chunks;
 }
 
 }  // namespace
@@ -218,15 +234,22 @@ void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream) {
                 "dispatch", args);
 }
 
-void launch_collect_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
+void launch_compare_modes(const CompareModesArgs& args, cudaStream_t stream) {
+  launch_kernel(compare_modes_kernel, {1, kMaxPushRanks, 0, false, stream}, "dispatch", args);
+}
+
+void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream) {
   with_units(args.wire, [&]<class Units>() {
-    launch_kernel(collect_rows_kernel<Units>, shape_of(args, stream), "combine", args);
+    launch_kernel(collect_rows_kernel<Units>,
+                  shape_of(num_items(args), kExchangeWarps, stream, max_ctas, kExchangeThreads),
+                  "combine", args);
   });
 }
 
 void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
   with_units(args.wire, [&]<class Units>() {
-    launch_kernel(place_rows_kernel<Units>, shape_of(args, stream), "combine", args);
+    launch_kernel(place_rows_kernel<Units>, shape_of(num_items(args), kWarps, stream), "combine",
+                  args);
   });
 }
 

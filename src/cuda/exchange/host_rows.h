@@ -21,10 +21,24 @@ struct PackIdsArgs {
   std::int32_t max_tokens = 0;  ///< M
   std::int32_t num_topk = 0;
   std::int32_t num_experts = 0;
-  std::int32_t* to_ids = nullptr;  ///< [M, K]; -1 where there is no expert
-  float* to_weights = nullptr;     ///< [M, K]; null: they do not travel
+  std::uint32_t mode = 0;            ///< DispatchArgs::mode
+  std::int32_t* to_ids = nullptr;    ///< [M, K]; -1 where there is no expert
+  float* to_weights = nullptr;       ///< [M, K]; null: they do not travel
+  std::uint32_t* to_mode = nullptr;  ///< [1]
 };
 void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream);
+
+/// Modes of ranks whose messages have come, and of this rank.
+struct CompareModesArgs {
+  CallState state;
+  Watch watch;
+  std::uint32_t mode = 0;
+  std::int32_t num_sources = 0;
+  std::int32_t sources[kMaxPushRanks] = {};
+  const std::uint32_t* modes[kMaxPushRanks] = {};
+};
+/// Gives up if they differ: forwarded announcements carry the mode of the forwarder.
+void launch_compare_modes(const CompareModesArgs& args, cudaStream_t stream);
 
 /// Rows in wire form, by token. A row has room for whole vectors.
 struct PackedRows {
@@ -49,8 +63,8 @@ struct ReturnedRowsArgs {
   std::byte* window = nullptr;              ///< where `layout` applies
   std::byte* rows = nullptr;                ///< of the message
 };
-/// Waits for the rows in the window, and empties it.
-void launch_collect_rows(const ReturnedRowsArgs& args, cudaStream_t stream);
+/// Waits for the rows in the window, and empties it: `max_ctas` of kExchangeThreads are its room.
+void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);
 /// Puts the rows of a message into the window.
 void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream);
 

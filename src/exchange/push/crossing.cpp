@@ -41,6 +41,7 @@ DispatchMessage dispatch_message(const std::vector<cuda::DispatchArgs>& regions,
   const std::int64_t num_choices = max_tokens * last.num_topk;
   Offsets offsets;
   DispatchMessage message;
+  message.mode = offsets.take(1, sizeof(std::uint32_t));
   message.ids = offsets.take(num_choices, sizeof(std::int32_t));
   message.weights = offsets.take(last.layout.shape.sends_weights ? num_choices : 0, sizeof(float));
   for (const cuda::DispatchArgs& region : regions) {

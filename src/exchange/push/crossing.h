@@ -4,9 +4,9 @@
 // each rank, however many it has and wherever they go. So no host needs to know counts, and a graph
 // captures the messages with the kernels.
 //
-//   of dispatch  ids [M, K], weights [M, K], and of each region (push_shape.h) rows [M] in wire
-//   form
-//                and their scales [M, S]; the same for every host
+//   of dispatch  the mode of the call, ids [M, K], weights [M, K], and of each region
+//                (push_shape.h) rows [M] in wire form and their scales [M, S]; the same for every
+//                host
 //   of combine   rows [M, W] that the ranks of one host return, in the order of the token's partial
 //                sums; then records of weights
 #pragma once
@@ -29,6 +29,7 @@ struct CrossingRows {
 };
 
 struct DispatchMessage {
+  std::size_t mode = 0;  ///< of its sender, at the same place in every message
   std::size_t ids = 0;
   std::size_t weights = 0;
   std::vector<CrossingRows> regions;

@@ -13,6 +13,12 @@
 // caller orders the calls of a slot. Those of other slots in the main stream before are, too: the
 // new one waits for them, unless it is captured; then the caller orders the graph.
 //
+// Over hosts the kernel that waits for what ranks of this host return, before it is passed back,
+// has this room, too. NCCL's kernels wait for other hosts and know nothing of it: a CTA of theirs
+// takes up to 640 threads and most registers of an SM, and starts once an SM has them. They wait
+// only for kernels ahead of their counterparts, in streams and in their communicator, so that is a
+// delay.
+//
 // What is main follows from the calls alone, so ranks that run the same program agree.
 #pragma once
 

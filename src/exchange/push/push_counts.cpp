@@ -57,7 +57,9 @@ void PushExchange::count_rows(Slot& slot, bool behind_send, Stream stream) {
           "receive outside of it");
   const std::atomic_ref arrived(*slot.kernels.counts.call);
   arrived.store(0, std::memory_order_relaxed);
-  cuda::launch_host_counts(host_counts_args(slot.kernels), behind_send, stream.get());
+  cuda::HostCountsArgs args = host_counts_args(slot.kernels);
+  if (hosts_ != nullptr) args.watch.timeout_ns = hosts_->dispatch_timeout_ns();
+  cuda::launch_host_counts(args, behind_send, stream.get());
   await_counts(slot, stream);
 
   const cuda::HostCountWords& counts = slot.kernels.counts;

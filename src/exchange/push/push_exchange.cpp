@@ -63,6 +63,7 @@ PushExchange::~PushExchange() {
   close(std::uncaught_exceptions() <= num_uncaught_);
   const cuda::BesideCapture beside;
   slots_.clear();
+  hosts_.reset();
   counts_ = {};
   words_ = {};
 }

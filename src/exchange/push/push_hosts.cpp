@@ -67,6 +67,7 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
       map_(map),
       rank_(group.rank()),
       forwarded_(map_.forwarded_by(rank_)),
+      peers_(map_.linked_with(rank_)),
       host_(group.engine().make_host_group()) {
   const std::vector<std::string> gpus =
       gather_or_fail(group.control(), [&] { return gpu_uuid(device); });
@@ -232,10 +233,12 @@ std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
                          .max_tokens = static_cast<std::int32_t>(call.max_tokens),
                          .num_topk = last.num_topk,
                          .num_experts = last.ownership.num_experts,
+                         .mode = last.mode,
                          .to_ids = reinterpret_cast<std::int32_t*>(slot.sent + message.ids),
                          .to_weights = last.layout.shape.sends_weights
                                            ? reinterpret_cast<float*>(slot.sent + message.weights)
-                                           : nullptr},
+                                           : nullptr,
+                         .to_mode = reinterpret_cast<std::uint32_t*>(slot.sent + message.mode)},
                         stream);
   for (std::size_t i = 0; i < regions.size(); ++i) {
     const CrossingRows& rows = message.regions[i];
@@ -254,6 +257,7 @@ std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
     received.push_back({forwarded_[i], forwarded_[i], slot.forwards[i].message, message.num_bytes});
   }
   exchange(index, kDispatch, sent, received, site, stream);
+  compare_modes(slot, last, message, stream);
   std::vector<cuda::DispatchArgs> forwarded;
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     for (std::size_t r = 0; r < regions.size(); ++r) {
@@ -262,6 +266,18 @@ std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
     }
   }
   return forwarded;
+}
+
+void PushHosts::compare_modes(const Slot& slot, const cuda::DispatchArgs& own,
+                              const DispatchMessage& message, cudaStream_t stream) const {
+  if (forwarded_.empty()) return;
+  cuda::CompareModesArgs args{.state = own.state, .watch = own.watch, .mode = own.mode};
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    args.sources[args.num_sources] = forwarded_[i];
+    args.modes[args.num_sources++] =
+        reinterpret_cast<const std::uint32_t*>(slot.forwards[i].message + message.mode);
+  }
+  cuda::launch_compare_modes(args, stream);
 }
 
 void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing,
@@ -369,7 +385,7 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
     }
     cuda::launch_collect_rows(rows_args(slot.forwards[i].state, call.max_tokens, out,
                                         ranks_of(own_host()), kernels.far_returns.base[source], to),
-                              stream);
+                              grid.max_ctas, stream);
     if (out.num_records > 0) {
       cuda::launch_collect_weights(weights_args(out, kernels.far_weights.base[source], to), stream);
     }
@@ -427,6 +443,7 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
   }
   cuda::launch_pack_ids({}, nullptr);
+  cuda::launch_compare_modes({}, nullptr);
   cuda::launch_count_stay(&stay_of(0, kDispatch).begun, nullptr);
   cuda::launch_count_stay(&stay_of(0, kDispatch).ended, nullptr);
   cuda::ReturnedRowsArgs rows;
@@ -437,7 +454,7 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_groups({}, nullptr);
     cuda::launch_send_sums(combine_args(kernels, {}), 0, nullptr);
   }
-  cuda::launch_collect_rows(rows, nullptr);
+  cuda::launch_collect_rows(rows, 1, nullptr);
   cuda::launch_place_rows(rows, nullptr);
   if (shape_.returns_weights) {
     cuda::CrossingWeightsArgs weights;

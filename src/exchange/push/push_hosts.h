@@ -17,6 +17,7 @@
 #include "switchyard/exchange_types.h"
 #include "switchyard/group.h"
 
+#include "core/clock.h"
 #include "cuda/base/memory.h"
 #include "cuda/exchange/host_rows.h"
 #include "exchange/push/crossing.h"
@@ -53,8 +54,10 @@ class PushHosts final : public LinkWatch {
   std::size_t memory_bytes(std::size_t slot) const { return slots_[slot].memory.size_bytes(); }
   /// Every kernel once, without doing anything: see launch_dispatch.
   void run_kernels(const SlotKernels& kernels) const;
-  /// How long messages may take; before the first call.
+  /// How long kernels wait for ranks of this host; before the first call.
   void set_timeout(std::int64_t timeout_ms) { timeout_ms_ = timeout_ms; }
+  /// How long they wait for ranks of other hosts, too: see watch_hosts.cpp.
+  std::uint64_t dispatch_timeout_ns() const;
 
   /// Sends this rank's tokens to the other hosts and receives those that it forwards. Returns what
   /// is to be dispatched for these, by source and region, in phase kSend.
@@ -81,6 +84,7 @@ class PushHosts final : public LinkWatch {
 
   void look(Control& control) noexcept override;
   void abort() noexcept override;
+  int passed_on_by(int source) const noexcept override;
 
  private:
   struct Forward {
@@ -100,7 +104,7 @@ class PushHosts final : public LinkWatch {
   enum Operation : std::size_t { kDispatch, kCombine, kNumOperations };
   struct Stay {
     std::uint32_t number = 0;
-    std::int64_t since_ns = 0;
+    Deadline deadline = Deadline::after_ms(0);
   };
 
   void lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels, std::size_t& num_bytes);
@@ -117,7 +121,9 @@ class PushHosts final : public LinkWatch {
   void exchange(std::size_t slot, Operation operation, const std::vector<LinkMessage>& sent,
                 const std::vector<LinkMessage>& received, const WaitSite& site,
                 cudaStream_t stream);
-  std::string peers_text() const;
+  void compare_modes(const Slot& slot, const cuda::DispatchArgs& own,
+                     const DispatchMessage& message, cudaStream_t stream) const;
+  std::int64_t stay_timeout_ms() const;
   std::size_t part_of(std::size_t number) const;
   int own_host() const { return map_.host_of(rank_); }
   std::uint64_t ranks_of(int host) const;
@@ -125,7 +131,8 @@ class PushHosts final : public LinkWatch {
   const PushExchangeShape& shape_;
   HostMap map_;
   int rank_;
-  std::vector<int> forwarded_;  ///< sources whose tokens this rank passes on
+  std::vector<int> forwarded_;       ///< sources whose tokens this rank passes on
+  std::vector<std::int32_t> peers_;  ///< of messages
   std::shared_ptr<Engine> host_;
   int ranks_on_gpu_ = 1;
   bool has_shared_gpus_ = false;

@@ -21,7 +21,8 @@ void PushExchange::launch_over_hosts(const Slot& slot,
     for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);
   }
   if (!cuda::receives(phases)) return;
-  for (const cuda::DispatchArgs& args : regions) {
+  for (cuda::DispatchArgs args : regions) {
+    args.watch.timeout_ns = hosts_->dispatch_timeout_ns();
     launch_rows(slot, args, cuda::Phases::kReceive, stream);
     sync_if_shared(cuda::Phases::kReceive, stream);
   }

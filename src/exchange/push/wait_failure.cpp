@@ -47,7 +47,8 @@ WaitSite site_of(const cuda::WaitRecord& record) {
   return {Phase::kDispatchReceive, record.call, record.peer};
 }
 
-WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts) {
+WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts,
+                         int between) {
   const WaitSite site = site_of(record);
   const char* function = site.phase == Phase::kCombineReceive ? "combine" : "dispatch";
   switch (static_cast<cuda::WaitFailure>(record.failure)) {
@@ -96,13 +97,14 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
     case cuda::WaitFailure::kTimeout: break;
   }
   const std::string token = record.token < 0 ? "" : fmt::format(" {}", record.token);
+  const std::string by = between < 0 ? "" : fmt::format(", which rank {} passes on,", between);
   return {Errc::kTimeout,
           Errc::kTimeout,
           false,
-          record.peer,
+          between < 0 ? record.peer : between,
           function,
-          fmt::format("rank {} had no {}{} from rank {} within {:.1f} s in {}", rank,
-                      name_of(static_cast<cuda::WaitPlace>(record.place)), token, record.peer,
+          fmt::format("rank {} had no {}{} from rank {}{} within {:.1f} s in {}", rank,
+                      name_of(static_cast<cuda::WaitPlace>(record.place)), token, record.peer, by,
                       static_cast<double>(record.waited_ns) * 1e-9, name_of(site.phase))};
 }
 

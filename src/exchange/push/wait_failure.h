@@ -29,7 +29,9 @@ struct WaitFailureText {
   std::string what;           ///< names ranks, places and values
 };
 
-WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts);
+/// `between`: the rank that passes on what the record's peer sends to `rank`, or -1.
+WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts,
+                         int between = -1);
 
 /// Where the kernel was.
 WaitSite site_of(const cuda::WaitRecord& record);

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages between hosts that take too long or fail.
+//
+// Who is next to a rank that hangs should be the first to say so, because the others only know that
+// something has not come: kernels of combine wait one timeout for ranks of their host, messages
+// have a quarter more, or three eighths where the peer also waits for others, and kernels of
+// dispatch, which wait for tokens that ranks of this host pass on, have a half more.
 
 #include <algorithm>
+#include <atomic>
 
 #include "core/clock.h"
 #include "core/format.h"
-#include "core/text.h"
+#include "core/format_ranks.h"
 #include "exchange/push/push_hosts.h"
 
 namespace switchyard {
@@ -27,14 +33,20 @@ void PushHosts::abort() noexcept {
   if (links_ != nullptr) links_->abort();
 }
 
-std::string PushHosts::peers_text() const {
-  std::vector<std::int32_t> peers(forwarded_.begin(), forwarded_.end());
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host != own_host()) peers.push_back(map_.forwarder(rank_, host));
-  }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return fmt::format("rank{} {}", peers.size() == 1 ? "" : "s", format_ranges(peers));
+int PushHosts::passed_on_by(int source) const noexcept {
+  if (map_.host_of(source) == own_host()) return -1;
+  const int forwarder = map_.forwarder(source, own_host());
+  return forwarder == rank_ ? -1 : forwarder;
+}
+
+std::int64_t PushHosts::stay_timeout_ms() const {
+  const auto waits_for_others = [&](int peer) { return map_.linked_with(peer).size() > 1; };
+  const bool is_far = std::any_of(peers_.begin(), peers_.end(), waits_for_others);
+  return timeout_ms_ + timeout_ms_ * (is_far ? 3 : 2) / 8;
+}
+
+std::uint64_t PushHosts::dispatch_timeout_ns() const {
+  return static_cast<std::uint64_t>((timeout_ms_ + timeout_ms_ / 2) * kNsPerMs);
 }
 
 // Kernels have deadlines of their own; what NCCL runs on the GPU gets this one.
@@ -42,13 +54,16 @@ void PushHosts::look(Control& control) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     const std::int64_t now = now_ns();
+    const std::int64_t timeout_ms = stay_timeout_ms();
     const std::string failure = links_->failure();
     if (failure.empty()) failed_since_ns_ = 0;
     if (!failure.empty() && failed_since_ns_ == 0) failed_since_ns_ = now;
     if (failed_since_ns_ != 0 && now - failed_since_ns_ > kGraceNs) {
       control.abort(
           Errc::kSystem, rank_,
-          fmt::format("rank {} exchanges messages with {}: {}", rank_, peers_text(), failure));
+          fmt::format("rank {} exchanges messages with {}: {}; if no rank was lost, ranks may have "
+                      "passed different max_tokens to dispatch",
+                      rank_, format_ranks(peers_), failure));
     }
     for (std::size_t i = 0; i < stays_.size(); ++i) {
       cuda::StayWords& words = words_.as<cuda::StayWords>()[i];
@@ -56,19 +71,17 @@ void PushHosts::look(Control& control) noexcept {
       const std::uint32_t begun = std::atomic_ref(words.begun).load(std::memory_order_acquire);
       Stay& stay = stays_[i];
       if (begun == ended || begun != stay.number) {
-        stay = {begun, now};
+        stay = {begun, Deadline::after_ms(timeout_ms)};
         continue;
       }
-      if (now - stay.since_ns < timeout_ms_ * kNsPerMs) continue;
+      if (!stay.deadline.expired()) continue;
       const bool is_dispatch = i % kNumOperations == kDispatch;
       const Phase phase = is_dispatch ? Phase::kDispatchReceive : Phase::kCombineReceive;
-      const int culprit =
-          forwarded_.empty() ? map_.forwarder(rank_, own_host() == 0 ? 1 : 0) : forwarded_[0];
-      control.abort(
-          Errc::kTimeout, culprit,
-          fmt::format("rank {} exchanged no messages with {} within {:.1f} s in {}", rank_,
-                      peers_text(), static_cast<double>(timeout_ms_) * 1e-3, name_of(phase)));
-      stay.since_ns = now;
+      control.abort(Errc::kTimeout, peers_.size() == 1 ? peers_[0] : -1,
+                    fmt::format("rank {} exchanged no messages with {} within {:.1f} s in {}",
+                                rank_, format_ranks(peers_), static_cast<double>(timeout_ms) * 1e-3,
+                                name_of(phase)));
+      stay.deadline = Deadline::after_ms(timeout_ms);
     }
   } catch (const std::exception&) {  // no memory for the text: at the next look
   }

@@ -57,12 +57,19 @@ bool Watcher::look() noexcept {
   return true;
 }
 
+WaitFailureText Watcher::describe_record() const {
+  const int peer = words_.record.peer;
+  const bool is_rank = peer >= 0 && peer < control_.size();
+  const int between = links_ != nullptr && is_rank ? links_->passed_on_by(peer) : -1;
+  return describe(words_.record, control_.rank(), num_experts_, between);
+}
+
 void Watcher::notify_peers() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_notified_) return;
   has_notified_ = true;
   try {
-    const WaitFailureText text = describe(words_.record, control_.rank(), num_experts_);
+    const WaitFailureText text = describe_record();
     if (text.code == Errc::kTimeout) control_.look_for_lost_peers();
     is_first_cause_ = control_.abort(text.peers_code, text.culprit, text.what);
   } catch (const std::exception&) {  // no memory for the text
@@ -80,7 +87,7 @@ void Watcher::check(const WaitSite& site) {
 }
 
 Error Watcher::cause(const WaitSite& site) {
-  const WaitFailureText own = describe(words_.record, control_.rank(), num_experts_);
+  const WaitFailureText own = describe_record();
   if (!own.is_own && !is_first_cause_) {
     try {
       control_.check_alive(has_record() ? site_of(words_.record) : site);

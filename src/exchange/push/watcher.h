@@ -23,6 +23,8 @@ class LinkWatch {
   virtual void look(Control& control) noexcept = 0;
   /// Ends what is under way, because the group was aborted.
   virtual void abort() noexcept = 0;
+  /// The other rank of this host that passes on what rank `source` sends to it; -1: there is none.
+  virtual int passed_on_by(int source) const noexcept = 0;
 };
 
 class Watcher {
@@ -48,6 +50,7 @@ class Watcher {
   void run(const std::stop_token& stop) noexcept;
   bool has_record() const noexcept;
   void notify_peers() noexcept;
+  WaitFailureText describe_record() const;
   Error cause(const WaitSite& site);
 
   Control& control_;

@@ -17,6 +17,7 @@
 #include "core/bytes.h"
 #include "core/clock.h"
 #include "core/even_parts.h"
+#include "core/format_ranks.h"
 #include "core/log.h"
 #include "core/memory.h"
 #include "core/random.h"
