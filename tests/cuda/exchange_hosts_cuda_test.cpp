@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exchange between GPUs of several hosts returns the bits of the exchange between CPUs. Hosts
-// are processes of this machine that say so, to this library and to NCCL, which then takes sockets
-// even between ranks that share a GPU. The test itself never uses CUDA, because it forks the ranks.
+// The exchange between GPUs of several hosts returns the bits of the exchange between CPUs.
 
-#include <atomic>
-#include <cstdlib>
-#include <functional>
 #include <memory>
-#include <signal.h>
 #include <string>
 #include <vector>
 
@@ -21,60 +15,19 @@
 #include "exchange/push/push_exchange.h"
 #include "exchange_rank.h"
 #include "exchange_run.h"
-#include "run_in_child.h"
+#include "on_hosts.h"
 #include "support/errors.h"
-#include "support/observe.h"
 #include "support/processes.h"
-#include "support/shared.h"
 
 namespace switchyard {
 namespace {
 
 using namespace test;
-using ::testing::HasSubstr;
 
 constexpr auto kPerRank = Reduce::kPerRank;
 constexpr Layout kLayouts[] = {Layout::kBatched, Layout::kExpanded, Layout::kCompact,
                                Layout::kByRank, Layout::kAllGather};
 const std::vector<std::int64_t> kTokens{37, 5, 0, 1, 20};
-
-using Hosts = std::vector<int>;  // by rank
-const Hosts kTwo{0, 1};
-const Hosts kTwoTimesTwo{0, 1, 0, 1};
-const Hosts kThreeAndOne{0, 0, 0, 1};
-const Hosts kThree{2, 0, 1};
-
-std::string text_of(const Hosts& hosts) {
-  std::string text;
-  for (const int host : hosts) text += std::to_string(host);
-  return text;
-}
-
-// For NCCL, in the process of a rank: every host is a machine of its own, reached over loopback.
-void set_host(int host) {
-  setenv("NCCL_HOSTID", ("switchyard-" + std::to_string(host)).c_str(), 1);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("NCCL_NET", "Socket", 1);
-  setenv("NCCL_IB_DISABLE", "1", 1);
-}
-
-ProcessOptions options_of(const Hosts& hosts, std::int64_t timeout_ms = 60'000) {
-  ProcessOptions options{.timeout_ms = timeout_ms, .deadline_ms = 280'000, .engine = "auto"};
-  options.host_of = [hosts](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
-  return options;
-}
-
-// Runs `body` on processes that form a group over `hosts`.
-void run_on_hosts(const Hosts& hosts, const std::function<void(const Group&)>& body) {
-  run_processes(
-      static_cast<int>(hosts.size()),
-      [&](const Group& group) {
-        set_host(hosts[static_cast<std::size_t>(group.rank())]);
-        const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
-        body(group);
-      },
-      options_of(hosts));
-}
 
 // The ranks of `group` for CPUs: over shared memory, as its hosts are of one machine, and with the
 // same map of hosts, by which per_host sums.
@@ -91,15 +44,6 @@ Group make_cpu_group(const Group& group) {
   set_setting("SWITCHYARD_HOST_ID", host);
   return cpus;
 }
-
-class HostsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    REQUIRE_GPU_IN_CHILD();
-    const std::string why = run_in_child(nccl_links_obstacle);
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-};
 
 struct Suite {
   std::string name;
@@ -340,62 +284,6 @@ TEST_F(HostsTest, GraphsReplay) {
     });
   }
 }
-
-// Runs pairs endlessly.
-void exchange_on(const Group& group, ExchangeRank& rank, bool replays, std::atomic<int>& num_busy) {
-  if (replays) rank.capture(group);
-  for (int round = 0;; ++round) {
-    for (int i = 0; i < 4; ++i) {
-      if (replays) {
-        rank.replay();
-      } else {
-        rank.pair();
-      }
-    }
-    rank.finish();
-    if (round == 2) ++num_busy;
-  }
-}
-
-struct Fault {
-  const char* name;
-  int signal;
-  bool replays;
-};
-
-class HostsFaultTest : public HostsTest, public ::testing::WithParamInterface<Fault> {};
-
-TEST_P(HostsFaultTest, RankIsNamedInTime) {
-  constexpr int kVictim = 1;
-  constexpr std::int64_t kTimeoutMs = 4000;
-  const Hosts hosts = kTwoTimesTwo;
-  Shared<std::atomic<int>> num_busy;
-  RankProcesses ranks(
-      static_cast<int>(hosts.size()),
-      [&](const Group& group) {
-        set_host(hosts[static_cast<std::size_t>(group.rank())]);
-        const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
-        ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
-        exchange_on(group, rank, GetParam().replays, *num_busy);
-      },
-      options_of(hosts, 30'000));
-  wait_until(*num_busy, static_cast<int>(hosts.size()));
-  const std::int64_t start = now_ns();
-  ranks.send_signal(kVictim, GetParam().signal);
-  for (const int rank : {0, 2, 3}) {
-    const RankOutcome outcome = ranks.wait_for(rank);
-    ASSERT_TRUE(outcome.error) << "signal " << outcome.signal << ": " << outcome.output;
-    EXPECT_THAT(outcome.error->code(), ::testing::AnyOf(Errc::kPeerLost, Errc::kTimeout));
-    EXPECT_THAT(outcome.error->what(), HasSubstr("rank 1"));
-  }
-  EXPECT_LT(seconds_since(start), 20.0);  // the exit of processes included
-}
-
-INSTANTIATE_TEST_SUITE_P(All, HostsFaultTest,
-                         ::testing::Values(Fault{"killed", SIGKILL, false},
-                                           Fault{"killed_in_graphs", SIGKILL, true},
-                                           Fault{"stopped", SIGSTOP, false}),
-                         [](const auto& each) { return each.param.name; });
 
 }  // namespace
 }  // namespace switchyard

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GPU ranks of several hosts that are lost, hang, close or differ: nobody waits for ever. Some of
+// the tests are also of kernels that must leave room for one another.
+
+#include <atomic>
+#include <signal.h>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "batch_of_ones.h"
+#include "blocking_kernels.h"
+#include "core/clock.h"
+#include "exchange_rank.h"
+#include "on_hosts.h"
+#include "support/errors.h"
+#include "support/observe.h"
+#include "support/processes.h"
+#include "support/shared.h"
+
+namespace switchyard {
+namespace {
+
+using namespace test;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kTimeoutMs = 4000;
+constexpr double kInTime = 20.0;  // seconds, the exit of processes included
+
+enum class Calls { kEager, kReplays, kBoth };
+
+// Runs pairs endlessly. `graph` outlives the exchange.
+void exchange_on(const Group& group, ExchangeRank& rank, CudaGraph& graph, Calls calls,
+                 std::atomic<int>& num_busy) {
+  if (calls != Calls::kEager) {
+    graph = CudaGraph(rank.stream().get(), [&] { rank.pair(); });
+    group.barrier();
+  }
+  for (int round = 0;; ++round) {
+    for (int i = 0; i < 4; ++i) {
+      if (calls != Calls::kEager) graph.replay(rank.stream().get());
+      if (calls != Calls::kReplays) rank.pair();
+    }
+    rank.finish();
+    if (round == 2) ++num_busy;
+  }
+}
+
+struct Fault {
+  const char* name;
+  Hosts hosts;
+  int victim;
+  int signal;
+  Calls calls;
+};
+
+class HostsFaultTest : public HostsTest, public ::testing::WithParamInterface<Fault> {};
+
+TEST_P(HostsFaultTest, RankIsNamedInTime) {
+  const Fault& fault = GetParam();
+  const auto num_ranks = static_cast<int>(fault.hosts.size());
+  Shared<std::atomic<int>> num_busy;
+  RankProcesses ranks(
+      num_ranks,
+      [&](const Group& group) {
+        set_host(fault.hosts[static_cast<std::size_t>(group.rank())]);
+        const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
+        CudaGraph graph;
+        ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
+        exchange_on(group, rank, graph, fault.calls, *num_busy);
+      },
+      options_of(fault.hosts, 30'000));
+  wait_until(*num_busy, num_ranks);
+  const std::int64_t start = now_ns();
+  ranks.send_signal(fault.victim, fault.signal);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (rank == fault.victim) continue;
+    const RankOutcome outcome = ranks.wait_for(rank);
+    ASSERT_TRUE(outcome.error) << "signal " << outcome.signal << ": " << outcome.output;
+    EXPECT_THAT(outcome.error->code(), AnyOf(Errc::kPeerLost, Errc::kTimeout));
+    const auto names = HasSubstr("rank " + std::to_string(fault.victim));
+    if (fault.hosts == kThreeAndOne && fault.signal == SIGSTOP) {  // rank 3 knows no better
+      EXPECT_THAT(outcome.error->what(), AnyOf(names, HasSubstr("ranks 0-2")));
+    } else {
+      EXPECT_THAT(outcome.error->what(), names);
+    }
+  }
+  EXPECT_LT(seconds_since(start), kInTime);
+}
+
+// Of 3 + 1 ranks the last has three communicators.
+INSTANTIATE_TEST_SUITE_P(
+    All, HostsFaultTest,
+    ::testing::Values(Fault{"killed", kTwoTimesTwo, 1, SIGKILL, Calls::kEager},
+                      Fault{"killed_in_graphs", kTwoTimesTwo, 1, SIGKILL, Calls::kReplays},
+                      Fault{"killed_beside_a_graph", kTwoTimesTwo, 1, SIGKILL, Calls::kBoth},
+                      Fault{"stopped", kTwoTimesTwo, 1, SIGSTOP, Calls::kEager},
+                      Fault{"first_of_4_killed", kThreeAndOne, 0, SIGKILL, Calls::kEager},
+                      Fault{"second_of_4_stopped", kThreeAndOne, 1, SIGSTOP, Calls::kEager},
+                      Fault{"second_of_4_killed", kThreeAndOne, 1, SIGKILL, Calls::kBoth},
+                      Fault{"last_of_4_killed", kThreeAndOne, 3, SIGKILL, Calls::kEager},
+                      Fault{"last_of_4_stopped", kThreeAndOne, 3, SIGSTOP, Calls::kReplays}),
+    [](const auto& each) { return each.param.name; });
+
+// At some moment of it, or soon after.
+TEST_F(HostsTest, LossDuringSetUpIsAnError) {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const int delay_ms : {50, 200, 400, 800, 1600}) {
+      SCOPED_TRACE("signal " + std::to_string(signal) + " after " + std::to_string(delay_ms));
+      Shared<std::atomic<int>> num_begun;
+      Shared<std::atomic<int>> num_busy;
+      RankProcesses ranks(
+          2,
+          [&](const Group& group) {
+            set_host(kTwo[static_cast<std::size_t>(group.rank())]);
+            const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
+            ++*num_begun;
+            CudaGraph graph;
+            ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
+            exchange_on(group, rank, graph, Calls::kEager, *num_busy);
+          },
+          options_of(kTwo, kTimeoutMs));
+      wait_until(*num_begun, 2);
+      usleep(static_cast<useconds_t>(delay_ms) * 1000);
+      const std::int64_t start = now_ns();
+      ranks.send_signal(1, signal);
+      const RankOutcome outcome = ranks.wait_for(0);
+      ASSERT_TRUE(outcome.error) << "signal " << outcome.signal << ": " << outcome.output;
+      EXPECT_THAT(outcome.error->what(), HasSubstr("rank 1"));
+      EXPECT_LT(seconds_since(start), kInTime);
+    }
+  }
+}
+
+TEST_F(HostsTest, CloseDoesNotWaitForGraphs) {
+  run_on_hosts(kTwo, [](const Group& group) {
+    CudaGraph graph;
+    {
+      ExchangeRank rank(group, fault_config());
+      graph = CudaGraph(rank.stream().get(), [&] { rank.pair(); });
+      group.barrier();
+      graph.replay(rank.stream().get());
+      rank.finish();
+      const std::int64_t start = now_ns();
+      rank.exchange().close();
+      EXPECT_LT(seconds_since(start), kInTime);
+    }
+    ExchangeRank again(group, fault_config());
+    again.pair();
+    again.finish();
+  });
+}
+
+TensorView first_rows(const TensorView& all, std::int64_t count) {
+  return TensorView(all.data(), all.dtype(), {count, all.shape(1)}, all.device());
+}
+
+TEST_F(HostsTest, CallsThatDifferAreAnErrorInTime) {
+  ExchangeConfig config = fault_config();
+  const std::int64_t num_tokens = config.max_tokens_per_rank;
+  config.max_tokens_per_rank *= 64;
+  const auto differ = [&](const DispatchOptions& second, const auto& is_expected) {
+    run_on_hosts(kTwo, [&](const Group& group) {
+      ExchangeRank rank(group, config, {.timeout_ms = kTimeoutMs});
+      const std::int64_t start = now_ns();
+      const Error error = error_of([&] {
+        rank.exchange().dispatch(first_rows(rank.tokens(), num_tokens),
+                                 first_rows(rank.ids(), num_tokens), {}, rank.stream(),
+                                 group.rank() == 0 ? DispatchOptions() : second);
+        rank.finish();
+      });
+      is_expected(error);
+      EXPECT_LT(seconds_since(start), kInTime);
+    });
+  };
+  DispatchOptions routing_only;
+  routing_only.routing_only = true;
+  differ(routing_only, [](const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("routing_only"));
+  });
+  DispatchOptions few;  // messages have other sizes, and NCCL may say so or hang
+  few.max_tokens = num_tokens;
+  differ(few, [](const Error& error) {
+    EXPECT_THAT(error.code(), AnyOf(Errc::kInvalidArgument, Errc::kSystem, Errc::kTimeout));
+  });
+}
+
+// Kernels that wait for ranks of this host, before rows are passed back, leave room for those of
+// another stream, which the ranks of this host wait for.
+TEST_F(HostsTest, StreamsMayRunInAnyOrder) {
+  if (num_gpus_in_child() < 4) GTEST_SKIP() << "ranks that share a GPU get shares in any event";
+  constexpr std::int64_t kLateUs = 200'000;
+  run_on_hosts(kTwoTimesTwo, [](const Group& group) {
+    ExchangeConfig config = fault_config();
+    config.hidden = 7168;
+    config.max_tokens_per_rank = 512;
+    config.max_in_flight = 2;
+    Exchange exchange(group, config, {.device = gpu_of(group.rank()), .timeout_ms = 5'000});
+    BatchOfOnes a(config, exchange.device());
+    BatchOfOnes b(config, exchange.device());
+    cuda::DeviceBuffer words(2 * sizeof(std::uint32_t));
+    const bool is_first = group.control().host_rank() == 0;
+    for (int round = 0; round < 3; ++round) {  // memory for b is taken in the first
+      group.barrier();
+      a.dispatch(exchange, a.stream());
+      b.dispatch(exchange, b.stream());
+      launch_late_copy({words.data(), words.data() + 4, 4}, {}, kLateUs, false,
+                       (is_first ? b : a).stream().get());
+      a.combine(exchange, a.stream());
+      b.combine(exchange, b.stream());
+      a.finish(exchange);
+      b.finish(exchange);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace switchyard
