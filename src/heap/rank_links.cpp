@@ -148,20 +148,24 @@ void check_begun(ncclResult_t result, const char* what) {
 
 void NcclLinks::join(const std::vector<std::string>& texts) {
   const NcclCalls& api = nccl_calls();
+  const int host = map_.host_of(control_.rank());
+  std::vector<ncclUniqueId> ids;
+  for (int link = 0; link < num_links(map_); ++link) ids.push_back(id_of(texts, map_, link));
   {
     const std::lock_guard lock(mutex_);
     check_nccl(api.group_start(), "ncclGroupStart");
+    ncclResult_t result = ncclSuccess;
     for (int link = 0; link < num_links(map_); ++link) {
-      const int host = map_.host_of(control_.rank());
+      if (result != ncclSuccess && result != ncclInProgress) break;
       if (member_of(map_, link, host) != control_.rank()) continue;
+      const auto at = static_cast<std::size_t>(link);
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
-      check_begun(
-          api.comm_init_rank_config(&comms_[static_cast<std::size_t>(link)], map_.num_hosts(),
-                                    id_of(texts, map_, link), host, &config),
-          "ncclCommInitRankConfig");
+      result = api.comm_init_rank_config(&comms_[at], map_.num_hosts(), ids[at], host, &config);
     }
-    check_begun(api.group_end(), "ncclGroupEnd");
+    const ncclResult_t end = api.group_end();  // also after an error: this thread's group is open
+    check_begun(result, "ncclCommInitRankConfig");
+    check_begun(end, "ncclGroupEnd");
   }
   const WaitSite site{Phase::kSetup, 0, peers_[0]};
   await(site, [&] { return is_ready(site); });

@@ -122,7 +122,7 @@ TEST_F(HostsTest, LossDuringSetUpIsAnError) {
             ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
             exchange_on(group, rank, graph, Calls::kEager, *num_busy);
           },
-          options_of(kTwo, kTimeoutMs));
+          options_of(kTwo, 10'000));
       wait_until(*num_begun, 2);
       usleep(static_cast<useconds_t>(delay_ms) * 1000);
       const std::int64_t start = now_ns();
