@@ -41,8 +41,8 @@ class BenchOracle {
   Tensor results(std::int64_t num_buffer_rows) const;
 
   /// Counts the elements of `output`, [T, H] bf16, whose bits differ from the expected ones, in
-  /// `max_tokens` tokens from the first to the last; 0: in all. With a tolerance, those that are further from the
-  /// expected ones than this part of the token's largest.
+  /// `max_tokens` tokens from the first to the last; 0: in all. With a tolerance, those that are
+  /// further from the expected ones than this part of the token's largest.
   std::int64_t count_wrong_output(const TensorView& output, std::int64_t max_tokens = 0,
                                   float tolerance = 0) const;
 

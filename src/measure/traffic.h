@@ -17,7 +17,7 @@ struct Flow {
   std::vector<std::int64_t> wire;     ///< [P, P] bytes from rank to rank; the diagonal is 0
   std::vector<std::int64_t> read;     ///< [P] bytes that each rank must read, whatever the method
   std::vector<std::int64_t> written;  ///< [P] the same for writing
-  std::vector<std::int64_t> kept{};     ///< [P] of them, those of rows at their places and of outputs
+  std::vector<std::int64_t> kept{};   ///< [P] of them, those of rows at their places and of outputs
 };
 
 struct Traffic {
