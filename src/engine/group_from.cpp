@@ -17,6 +17,9 @@
 namespace switchyard {
 namespace {
 
+// How long a rank tells the others what is wrong with its options; its timeout may be what is.
+constexpr std::int64_t kRefusalMs = 30'000;
+
 // Errors: as Group::from.
 void take_options(JoinRequest& request, const GroupOptions& options) {
   request.timeout_ms = timeout_of(options);
@@ -85,7 +88,7 @@ Group group_from_mpi_handle(std::int32_t communicator, const GroupOptions& optio
   JoinRequest request = request_of(rank, size);
   request.ranks.source = "MPI";
   request.communicator = handle;
-  request.timeout_ms = timeout_of({});
+  request.timeout_ms = kRefusalMs;
   try {
     take_options(request, options);
     require_engine(engine_of(options), request);

@@ -188,7 +188,9 @@ std::string Meeting::find_reason() const noexcept try {
 
 void Meeting::throw_reason() const {
   const std::string reason = find_reason();
-  if (!reason.empty()) fail_unmet(code_of(reason), message_of(reason));
+  if (reason.empty()) return;
+  is_failure_known_ = true;
+  fail_unmet(code_of(reason), message_of(reason));
 }
 
 // Who still waits should learn why at once; the store may go with this rank.

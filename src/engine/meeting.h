@@ -91,9 +91,9 @@ class Meeting {
   MeetingPlace place_;
   Deadline deadline_;
   Fd listener_;
-  std::string socket_;             // the listener's name
-  std::string own_text_;           // of this rank's introduction, once it is in the store
-  bool is_failure_known_ = false;  // to the others
+  std::string socket_;                     // the listener's name
+  std::string own_text_;                   // of this rank's introduction, once it is in the store
+  mutable bool is_failure_known_ = false;  // to the others: this rank told it, or was told
   std::vector<Introduction> ranks_;
 };
 
