@@ -79,7 +79,8 @@ class Control {
   int size() const { return spec_.size; }
   std::int64_t timeout_ms() const { return spec_.timeout_ms; }
 
-  /// Equal for ranks that share a host.
+  /// By rank; equal for ranks that share a host.
+  const std::vector<int>& hosts() const { return spec_.hosts; }
   int host_of(int rank) const;
   /// This rank's place among the ranks of its host, and how many those are.
   int host_rank() const;

@@ -7,20 +7,11 @@
 #include "core/bytes.h"
 
 namespace switchyard {
-namespace {
-
-std::vector<int> hosts_of(const Control& control) {
-  std::vector<int> hosts;
-  for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host_of(rank));
-  return hosts;
-}
-
-}  // namespace
 
 HostsExchange::HostsExchange(const Group& group, const ExchangeConfig& config,
                              const ExchangeOptions& options, std::shared_ptr<Engine> host)
     : PullExchange(group, config, options, std::move(host)),
-      map_(hosts_of(control_)),
+      map_(control_.hosts()),
       forwarded_(map_.forwarded_by(rank_)),
       takes_all_(config.layout == Layout::kAllGather) {
   layout_ = hosts_layout_of(config, shape_.window, map_);
@@ -43,7 +34,7 @@ void HostsExchange::allocate_slot(std::size_t index) {
 }
 
 ExchangeMemory HostsExchange::memory_of(int rank) const {
-  return exchange_memory(config_, hosts_of(control_), rank);
+  return exchange_memory(config_, control_.hosts(), rank);
 }
 
 // What calls that have ended sent has been taken; the channel gives up the rest, and keeps the

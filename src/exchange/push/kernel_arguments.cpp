@@ -73,6 +73,20 @@ std::uint32_t mode_of(const PushDispatch& call) {
   return static_cast<std::uint32_t>(call.max_tokens) | (call.routing_only ? cuda::kRoutingOnly : 0);
 }
 
+cuda::DispatchArgs region_args(const SlotKernels& slot, const PushDispatch& call,
+                               const PushRegion& region, const QuantScheme& scheme,
+                               const cuda::TokenInput& tokens, const cuda::ReceiveBuffer& to) {
+  cuda::DispatchArgs args;
+  static_cast<cuda::ExchangeBase&>(args) = region.base;
+  args.mode = mode_of(call);
+  args.scheme = scheme;
+  args.tokens = tokens;
+  args.received = to;
+  args.sends_to = slot.sends_to;
+  args.windows = region.windows;
+  return args;
+}
+
 cuda::TokenInput byte_rows(const std::byte* rows, std::int64_t row_bytes, bool are_aligned,
                            const PushDispatch& call, const cuda::GivenIds& ids) {
   return {.data = rows,
@@ -161,22 +175,14 @@ cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch
 }
 
 cuda::DispatchArgs token_args(const SlotKernels& slot, const PushDispatch& call) {
-  cuda::ExchangeBase base = slot.main.base;
-  base.layout = layout_of_tokens(slot, call);
   cuda::TokenInput tokens = call.tokens;
   tokens.ids = ids_of_tokens(slot, call);
   if (slot.shape->gathers) tokens.topk_weights = nullptr;  // they travel with the ids
-  return {base,
-          mode_of(call),
-          slot.shape->config.scheme,
-          tokens,
-          receive_buffer(slot, call),
-          scale_placement(slot, call),
-          {},
-          slot.sends_to,
-          cuda::DispatchArgs::kAllRanks,
-          true,
-          slot.main.windows};
+  cuda::DispatchArgs args = region_args(slot, call, slot.main, slot.shape->config.scheme, tokens,
+                                        receive_buffer(slot, call));
+  args.layout = layout_of_tokens(slot, call);
+  args.scales = scale_placement(slot, call);
+  return args;
 }
 
 cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& call,
@@ -193,17 +199,7 @@ cuda::DispatchArgs payload_args(const SlotKernels& slot, const PushDispatch& cal
       to.are_aligned && reinterpret_cast<std::uintptr_t>(from) % kUnitBytes == 0;
   const cuda::TokenInput tokens =
       byte_rows(from, row_bytes, are_aligned, call, ids_of_tokens(slot, call));
-  return {slot.payloads[index].base,
-          mode_of(call),
-          kBytes,
-          tokens,
-          to,
-          {},
-          {},
-          slot.sends_to,
-          cuda::DispatchArgs::kAllRanks,
-          true,
-          slot.payloads[index].windows};
+  return region_args(slot, call, slot.payloads[index], kBytes, tokens, to);
 }
 
 cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call) {
@@ -218,17 +214,7 @@ cuda::DispatchArgs gather_args(const SlotKernels& slot, const PushDispatch& call
   const cuda::TokenInput tokens =
       byte_rows(reinterpret_cast<const std::byte*>(memory.own_rows), row_bytes, to.are_aligned,
                 call, {slot.every_rank, false});
-  return {slot.gather.base,
-          mode_of(call),
-          kBytes,
-          tokens,
-          to,
-          {},
-          {},
-          slot.sends_to,
-          cuda::DispatchArgs::kAllRanks,
-          true,
-          slot.gather.windows};
+  return region_args(slot, call, slot.gather, kBytes, tokens, to);
 }
 
 std::vector<cuda::DispatchArgs> regions_of(const SlotKernels& slot, const PushDispatch& call) {

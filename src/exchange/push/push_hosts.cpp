@@ -19,12 +19,6 @@
 namespace switchyard {
 namespace {
 
-std::vector<int> hosts_of(const Control& control) {
-  std::vector<int> hosts;
-  for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host_of(rank));
-  return hosts;
-}
-
 // What NCCL takes for the name of this machine, if it was told one.
 std::string nccl_host() {
   const char* name = std::getenv("NCCL_HOSTID");
@@ -56,7 +50,7 @@ PushDispatch largest_call(const SlotKernels& kernels) {
 
 std::unique_ptr<PushHosts> PushHosts::make(const Group& group, const PushExchangeShape& shape,
                                            int device) {
-  const HostMap map(hosts_of(group.control()));
+  const HostMap map(group.control().hosts());
   if (map.num_hosts() == 1) return nullptr;
   return std::make_unique<PushHosts>(group, shape, map, device);
 }
