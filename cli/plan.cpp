@@ -38,15 +38,16 @@ void check_memory(double gb) {
 
 /// All else is said by the files. Errors: kInvalidArgument.
 void check_beside_measured(const CLI::App& verb) {
-  constexpr std::array<std::string_view, 4> kAllowed{"--measured", "--fixed-roles", "--constants",
-                                                     "--json"};
+  constexpr std::array<std::string_view, 8> kAllowed{
+      "--measured", "--fixed-roles", "--constants", "--json",
+      "--nvlink",   "--nic",         "--tflops",    "--memory-bandwidth"};
   for (const CLI::Option* option : verb.get_options()) {
     const std::string name = option->get_name();
     const bool is_allowed =
         option->count() == 0 || std::ranges::find(kAllowed, name) != kAllowed.end();
     require(is_allowed, Errc::kInvalidArgument,
-            "plan: {} beside --measured, whose files say all but --constants; leave {} out", name,
-            name);
+            "plan: {} beside --measured, whose files say all but constants and rates; leave {} out",
+            name, name);
   }
 }
 
@@ -62,30 +63,6 @@ void check_sms(const PlanOptions& options, const forecast::Machine& machine) {
           "plan: --sms {} of {} with --micro-batches {} leaves no SM for experts, must be at most "
           "{}; or leave --sms out",
           options.sms, all, options.micro_batches, all - 1);
-}
-
-forecast::Machine machine_of(const PlanOptions& options) {
-  forecast::Machine machine =
-      forecast::find_machine(options.constants.empty() ? "h200" : options.constants);
-  constexpr double kMaxRate = 1e6;
-  if (options.nvlink) {
-    check_rate("--nvlink", *options.nvlink, kMaxRate);
-    set_wire(machine, *options.nvlink, "--nvlink");
-  }
-  if (options.nic) {
-    check_rate("--nic", *options.nic, kMaxRate);
-    set_network(machine, *options.nic, "--nic");
-  }
-  if (options.tflops) {
-    check_rate("--tflops", *options.tflops, kMaxRate);
-    set_tflops(machine, *options.tflops, "--tflops");
-  }
-  return machine;
-}
-
-double weight_rate(const forecast::Machine& machine) {
-  if (machine.is_gpu) return machine.push.copy_gb_per_second;
-  return 2 * machine.pull.copy.back().gb_per_second;  // a copy reads and writes
 }
 
 void check_size(const PlanOptions& options, const std::vector<int>& hosts, std::int32_t num_topk) {
@@ -111,7 +88,7 @@ std::vector<forecast::Forecast> run(const PlanOptions& options,
 void add_machine_options(CLI::App* verb, PlanOptions& options) {
   verb->add_option("--constants", options.constants,
                    "h200, h100, cpu, a file of constants, or of bench --json; default: h200, with "
-                   "--measured the files' device");
+                   "--measured the GPU or CPU that a file names");
   verb->add_option("--nvlink", options.nvlink,
                    "GB/s that leave a GPU inside a host; default: the constants'");
   verb->add_option("--nic", options.nic,
@@ -136,7 +113,8 @@ void add_machine_options(CLI::App* verb, PlanOptions& options) {
 void add_other_options(CLI::App* verb, PlanOptions& options) {
   verb->add_option("--measured", options.measured,
                    "predictions beside the rows of these files of bench --json, nothing else; "
-                   "beside it only --constants, --fixed-roles and --json")
+                   "beside it only --json, --fixed-roles, --constants, and the rates --nvlink, "
+                   "--nic (several hosts), --tflops and --memory-bandwidth (--op layer)")
       ->type_name("FILE ...");
   verb->add_flag("--fixed-roles", options.fixed_roles,
                  "with --measured: files of builds in which each CTA keeps one role");
@@ -189,13 +167,41 @@ std::vector<int> parse_hosts(const std::string& text, int ranks_per_host) {
   return hosts;
 }
 
+forecast::Machine plan_machine(const PlanOptions& options, const std::string& by_default) {
+  forecast::Machine machine =
+      forecast::find_machine(options.constants.empty() ? by_default : options.constants);
+  constexpr double kMaxRate = 1e6;
+  if (options.nvlink) {
+    check_rate("--nvlink", *options.nvlink, kMaxRate);
+    set_wire(machine, *options.nvlink, "--nvlink");
+  }
+  if (options.nic) {
+    check_rate("--nic", *options.nic, kMaxRate);
+    set_network(machine, *options.nic, "--nic");
+  }
+  if (options.tflops) {
+    check_rate("--tflops", *options.tflops, kMaxRate);
+    set_tflops(machine, *options.tflops, "--tflops");
+  }
+  return machine;
+}
+
+forecast::ExpertCosts plan_experts(const PlanOptions& options, const forecast::Machine& machine) {
+  forecast::ExpertCosts experts;
+  experts.tflops = machine.tflops;
+  experts.weight_gb_per_second = options.memory_bandwidth.value_or(weight_gb_per_second(machine));
+  experts.weight_bits = options.weight_bits;
+  constexpr double kMaxWeightRate = 1e7;
+  check_rate("--memory-bandwidth", experts.weight_gb_per_second, kMaxWeightRate);
+  return experts;
+}
+
 forecast::Question plan_question(const PlanOptions& options) {
   forecast::Question question;
-  question.machine = machine_of(options);
+  question.machine = plan_machine(options, "h200");
   question.ranks_per_host = options.ranks_per_host;
   question.num_redundant = options.redundant;
   question.is_balanced = options.balanced;
-  question.num_batches = options.micro_batches;
   question.max_memory_bytes = options.max_memory * 1e9;
   measure::BenchShape& shape = question.shape;
   shape.workload = measure::find_workload(options.workload);
@@ -204,17 +210,14 @@ forecast::Question plan_question(const PlanOptions& options) {
   shape.num_tokens = options.tokens;
   shape.scheme = *scheme_from_name(options.scheme);
   shape.num_sms = options.sms;
+  shape.num_micro_batches = options.micro_batches;
   shape.seed = options.seed;
   require(options.micro_batches <= options.tokens, Errc::kInvalidArgument,
           "plan: {} micro-batches of {} tokens, must be at most as many as tokens",
           options.micro_batches, options.tokens);
   check_sms(options, question.machine);
   check_memory(options.max_memory);
-  forecast::ExpertCosts& experts = question.experts;
-  experts.tflops = question.machine.tflops;
-  experts.weight_gb_per_second = options.memory_bandwidth.value_or(weight_rate(question.machine));
-  experts.weight_bits = options.weight_bits;
-  check_rate("--memory-bandwidth", experts.weight_gb_per_second, 1e7);
+  question.experts = plan_experts(options, question.machine);
   return question;
 }
 

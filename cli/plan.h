@@ -19,7 +19,7 @@ struct PlanOptions {
   std::int64_t tokens = 128;
   int ranks_per_host = 8;
   std::string hosts = "1,2,4,...,256";
-  std::string constants;  ///< empty: h200, or for --measured the file's device
+  std::string constants;  ///< empty: h200, or for --measured what a file names
   // Absent: those of the constants.
   std::optional<double> nvlink;  ///< GB/s
   std::optional<double> nic;     ///< GB/s
@@ -45,6 +45,12 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options);
 
 /// Returns the exit code.
 int plan(const CLI::App& verb, const PlanOptions& options);
+
+/// The constants, with the rates that options give. Errors: kInvalidArgument, kMalformedFile,
+/// kNotSupported, kSystem.
+forecast::Machine plan_machine(const PlanOptions& options, const std::string& by_default);
+/// Errors: kInvalidArgument.
+forecast::ExpertCosts plan_experts(const PlanOptions& options, const forecast::Machine& machine);
 
 /// What the options ask, without the number of hosts. Errors: kInvalidArgument, kMalformedFile,
 /// kNotSupported, kSystem.

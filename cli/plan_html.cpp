@@ -212,7 +212,9 @@ std::string to_html(const PlanReport& report) {
       escaped(shape.routing.text()), escaped(question.machine.title), question.ranks_per_host,
       shape.num_sms == 0 ? "" : fmt::format(", {} SMs for an operation", shape.num_sms),
       question.machine.network.gb_per_second, question.experts.tflops, question.experts.weight_bits,
-      question.num_batches == 1 ? "" : fmt::format(", {} micro-batches", question.num_batches));
+      question.shape.num_micro_batches == 1
+          ? ""
+          : fmt::format(", {} micro-batches", question.shape.num_micro_batches));
   html += time_section(report) + bytes_section(report) + memory_section(report) +
           growth_section(report);
   for (const Forecast& one : report.forecasts) html += choices_section(one);

@@ -38,8 +38,8 @@ std::string heading(const PlanReport& report) {
       machine.title, question.ranks_per_host,
       shape.num_sms == 0 ? "" : fmt::format("; {} SMs for an operation", shape.num_sms),
       machine.network.gb_per_second, question.experts.tflops, question.experts.weight_bits,
-      question.experts.weight_gb_per_second, question.num_batches,
-      question.num_batches == 1 ? "" : "es");
+      question.experts.weight_gb_per_second, question.shape.num_micro_batches,
+      question.shape.num_micro_batches == 1 ? "" : "es");
   return text;
 }
 
@@ -174,7 +174,7 @@ std::string to_json(const PlanReport& report) {
                       {"ranks_per_host", question.ranks_per_host},
                       {"sms", shape.num_sms},
                       {"balanced", question.is_balanced},
-                      {"micro_batches", question.num_batches},
+                      {"micro_batches", question.shape.num_micro_batches},
                       {"tflops", question.experts.tflops},
                       {"weight_bits", question.experts.weight_bits},
                       {"weight_gb_per_second", question.experts.weight_gb_per_second},

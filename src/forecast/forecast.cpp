@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "core/fail.h"
-#include "core/round_up.h"
+#include "forecast/layer_costs.h"
 
 namespace switchyard::forecast {
 namespace {
@@ -51,8 +52,9 @@ class Forecaster {
     placement_.num_redundant = question.num_redundant >= 0
                                    ? question.num_redundant
                                    : min_redundant(shape_.workload.num_experts, shape_.num_ranks);
+    require_experts();
     whole_ = simulate(shape_, placement_, 0);
-    split();
+    layer_.emplace(question.machine, shape_, placement_, question.experts, whole_, 0);
   }
 
   Forecast run() {
@@ -61,7 +63,7 @@ class Forecaster {
     result_.num_physical = whole_.num_physical;
     result_.balance = whole_.balance;
     count_ways();
-    result_.experts_us = parts_.front().experts_us;
+    result_.experts_us = layer_->experts_us();
     for (const Layout layout :
          {Layout::kExpanded, Layout::kBatched, Layout::kCompact, Layout::kByRank}) {
       for (const Reduce reduce : {Reduce::kPerRank, Reduce::kPerExpert, Reduce::kPerHost}) {
@@ -73,40 +75,13 @@ class Forecaster {
   }
 
  private:
-  /// Micro-batches of one size.
-  struct Part {
-    std::int64_t num_batches = 1;
-    std::int64_t num_tokens = 0;  ///< of a rank
-    std::vector<RankLoad> loads;
-    double experts_us = 0;
-  };
-
-  // As micro_batches.h splits: some may have one token more than the others, and come first.
-  void split() {
-    const std::int64_t num_batches = question_.num_batches;
-    const std::int64_t num_larger = shape_.num_tokens % num_batches;
-    const std::int64_t fewer = shape_.num_tokens / num_batches;
-    if (num_larger > 0) parts_.push_back({num_larger, fewer + 1, {}, 0});
-    parts_.push_back({num_batches - num_larger, fewer, {}, 0});
-    ExpertCosts costs = question_.experts;
-    if (has_budget()) costs.free_sms = free_sms();
-    const std::int32_t held = cdiv(whole_.num_physical, shape_.num_ranks);
-    for (Part& part : parts_) {
-      HostsShape shape = shape_;
-      shape.num_tokens = part.num_tokens;
-      part.loads = num_batches == 1 ? whole_.loads : simulate(shape, placement_, 0).loads;
-      part.experts_us = experts_us(costs, shape_.workload, held, part.loads);
-    }
-  }
-
-  // With a budget, SMs are set aside for calls and for experts; without, a call takes what its grid
-  // fills, for as long as it runs.
-  bool has_budget() const {
-    return question_.num_batches > 1 && question_.machine.is_gpu && shape_.num_sms > 0;
-  }
-  double free_sms() const {
-    const double all = question_.machine.push.num_sms;
-    return (all - shape_.num_sms) / all;
+  void require_experts() const {
+    const std::int32_t num_physical = shape_.workload.num_experts + placement_.num_redundant;
+    require(num_physical >= shape_.num_ranks, Errc::kInvalidArgument,
+            "plan: {} experts on {} ranks, must be at least one for each; add copies with "
+            "--redundant {}",
+            num_physical, shape_.num_ranks,
+            min_redundant(shape_.workload.num_experts, shape_.num_ranks));
   }
 
   void count_ways() {
@@ -143,22 +118,10 @@ class Forecaster {
     }
   }
 
-  void set_times(Choice& choice, HostsShape shape) {
+  void set_times(Choice& choice, const HostsShape& shape) {
     choice.time =
         ExchangeCosts(question_.machine, shape, whole_.num_physical).slowest(whole_.loads);
-    std::vector<BatchTime> batches;
-    for (const Part& part : parts_) {
-      shape.num_tokens = part.num_tokens;
-      const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
-      const ExchangeTime time = costs.slowest(part.loads);
-      BatchTime batch{time.dispatch.total_us, part.experts_us, time.combine.total_us};
-      if (!has_budget()) {
-        batch.dispatch_sms = costs.dispatch_sms();
-        batch.combine_sms = costs.combine_sms();
-      }
-      batches.insert(batches.end(), static_cast<std::size_t>(part.num_batches), batch);
-    }
-    choice.layer_us = layer_us(batches);
+    choice.layer_us = layer_->layer_us(shape.layout, shape.reduce);
   }
 
   bool is_possible(const Choice& choice) const {
@@ -238,7 +201,7 @@ class Forecaster {
   HostsShape shape_;
   Placement placement_;
   Simulation whole_;
-  std::vector<Part> parts_;
+  std::optional<LayerCosts> layer_;
   Forecast result_;
 };
 

@@ -17,12 +17,11 @@ namespace switchyard::forecast {
 
 struct Question {
   Machine machine;
-  HostsShape shape;  ///< ranks and hosts are set for each forecast
+  HostsShape shape;  ///< micro-batches included; ranks and hosts are set for each forecast
   int ranks_per_host = 8;
   std::int32_t num_redundant = -1;  ///< -1: as few as give every rank equally many experts
   bool is_balanced = false;
   ExpertCosts experts;
-  int num_batches = 1;
   double max_memory_bytes = 0;  ///< of the exchange on a rank; 0: any
 };
 

@@ -296,25 +296,19 @@ void take_cpu_floor(Machine& machine, const json& floor, const std::string& file
   report(machine, "copy", text_of(copy), file + ": floors[0].rate");
 }
 
-/// Whose constants stand for what the floor does not measure.
-std::string kind_of_gpu(const json& document, const std::string& file) {
+// Its constants stand for what the floor does not measure.
+std::string kind_of(const json& document, const std::string& file) {
+  if (!is_of_gpus(document, file)) return "cpu";
   const json named = document.value("machine", json::object());
-  const std::string gpu = named.is_object() ? named.value("gpu", "") : "";
-  if (gpu.find("H100") != std::string::npos) return "h100";
-  require(gpu.find("H200") != std::string::npos, Errc::kNotSupported,
-          "plan: {}: machine.gpu is \"{}\", must name an H100 or H200, of which the constants that "
-          "a floor does not measure are known; give a file of constants, see docs/plan.md",
-          file, gpu);
-  return "h200";
+  return kind_of_gpu(named.is_object() ? named.value("gpu", "") : "", file);
 }
 
 Machine from_bench(const json& document, const std::string& file) {
   const json& floors = document["floors"];
   require(floors.is_array() && !floors.empty() && floors[0].is_object(), Errc::kMalformedFile,
           "plan: {}: floors is {}, must have one floor or more", file, shown(floors));
-  const bool is_gpu = is_of_gpus(document, file);
-  Machine machine = embedded(*find_embedded(is_gpu ? kind_of_gpu(document, file) : "cpu"));
-  if (is_gpu) {
+  Machine machine = embedded(*find_embedded(kind_of(document, file)));
+  if (machine.is_gpu) {
     take_gpu_floor(machine, floors[0], file);
   } else {
     take_cpu_floor(machine, floors[0], file);
@@ -352,6 +346,20 @@ Machine find_machine(const std::string& name_or_path) {
   } catch (const json::exception& error) {
     fail(Errc::kMalformedFile, "plan: {}: {}", name_or_path, describe_error(error));
   }
+}
+
+std::string kind_of_gpu(const std::string& gpu, const std::string& file) {
+  if (gpu.find("H100") != std::string::npos) return "h100";
+  require(gpu.find("H200") != std::string::npos, Errc::kNotSupported,
+          "plan: {}: machine.gpu is \"{}\", must name an H100 or H200, whose constants are known; "
+          "give --constants with a file of constants, see docs/plan.md",
+          file, gpu);
+  return "h200";
+}
+
+double weight_gb_per_second(const Machine& machine) {
+  if (machine.is_gpu) return machine.push.copy_gb_per_second;
+  return 2 * machine.pull.copy.back().gb_per_second;  // a copy reads and writes
 }
 
 void set_wire(Machine& machine, double gb_per_second, const std::string& source) {

@@ -38,6 +38,13 @@ std::string machine_names();
 /// constants are not known), kSystem.
 Machine find_machine(const std::string& name_or_path);
 
+/// Which of machine_names() has the constants of the GPU that `bench --json` calls `gpu`; `file` is
+/// where it does. Errors: kNotSupported.
+std::string kind_of_gpu(const std::string& gpu, const std::string& file);
+
+/// At which experts read their weights: as copies read and write.
+double weight_gb_per_second(const Machine& machine);
+
 /// Replace a constant in what is computed and in what is reported; `source` says who gave it. Rates
 /// of fewer CTAs keep their proportion to the fastest. Errors: kInvalidArgument (no GPUs).
 void set_wire(Machine& machine, double gb_per_second, const std::string& source);

@@ -7,6 +7,7 @@
 
 #include "core/fail.h"
 #include "forecast/exchange_time.h"
+#include "forecast/layer_costs.h"
 #include "forecast/simulation.h"
 #include "io/file.h"
 #include "io/json.h"
@@ -19,7 +20,9 @@ using nlohmann::json;
 
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 constexpr std::int32_t kMax = 1 << 30;
+constexpr std::uint64_t kMaxSeed = (std::uint64_t{1} << 63) - 1;
 constexpr std::int64_t kNumIterations = 3;  // whose median is taken
+constexpr int kWeightBits = 16;             // of the experts of `bench`
 
 HostsShape common_shape(const json& document, const std::string& path) {
   const JsonObject object(document, path, "plan");
@@ -35,14 +38,14 @@ HostsShape common_shape(const json& document, const std::string& path) {
   shape.max_tokens = settings.integer_or("max_tokens", 0, 0, kMax);
   shape.num_layers = settings.integer_or("layers", 1, 1, kMax);
   shape.is_programmatic = settings.boolean_or("pdl", false);
-  shape.seed = static_cast<std::uint64_t>(settings.integer_or("seed", 1, 0, kMax));
+  shape.num_micro_batches = settings.integer_or("micro_batches", 1, 1, 64);
+  shape.experts = settings.text_or("experts", "exact");
+  shape.seed = settings.unsigned_or("seed", 1, kMaxSeed);
   const auto operation = measure::operation_from_name(settings.text_or("op", ""));
   const auto layout = layout_from_name(settings.text_or("layout", ""));
   const auto scheme = scheme_from_name(settings.text_or("scheme", ""));
   const auto reduce = reduce_from_name(settings.text_or("reduce", ""));
-  if (!operation || *operation == Operation::kLayer) {
-    settings.refuse("op", "dispatch, combine or pair");
-  }
+  if (!operation) settings.refuse("op", "dispatch, combine, pair or layer");
   if (!layout) settings.refuse("layout", "a layout");
   if (!scheme) settings.refuse("scheme", "a scheme");
   if (!reduce) settings.refuse("reduce", "a contract");
@@ -55,12 +58,48 @@ HostsShape common_shape(const json& document, const std::string& path) {
   return shape;
 }
 
+// Rows that are only counted between hosts have not travelled: ranks of several hosts count bytes.
+int hosts_of(const JsonObject& object, const std::string& path) {
+  bool are_several = false;
+  for (const json& one : object.value("rows")) {
+    are_several |= JsonObject(one, path, "plan").has("host_bytes_per_token");
+  }
+  if (!are_several) return 1;
+  return JsonObject(object.value("settings"), path, "plan").integer("hosts", 2, kMax);
+}
+
+// Of the backends of CPUs, `messages` is not predicted: engine mpi has it where no ranks share a
+// host, and where all do.
+void require_predictable(const JsonObject& object, const std::string& path, int num_ranks,
+                         int num_hosts) {
+  const bool has_windows = object.text_or("engine", "") != "mpi";
+  require(has_windows || (num_hosts > 1 && num_hosts < num_ranks), Errc::kNotSupported,
+          "plan: {}: {} ranks of engine mpi on {} host{} exchange messages alone, whose times are "
+          "not predicted; must be on 2 hosts or more with several ranks each, or of another engine",
+          path, num_ranks, num_hosts, num_hosts == 1 ? "" : "s");
+  require(num_ranks % num_hosts == 0, Errc::kNotSupported,
+          "plan: {}: {} ranks on {} hosts, must be as many ranks on each", path, num_ranks,
+          num_hosts);
+}
+
 double time_of(const HostsShape& shape, const ExchangeTime& time) {
   switch (shape.operation) {
     case Operation::kDispatch: return time.dispatch.total_us;
     case Operation::kCombine: return time.combine.total_us;
     default: return time.total_us();
   }
+}
+
+// Of one iteration.
+double predicted_us(const Machine& machine, const HostsShape& shape, const ExpertCosts& experts,
+                    const TimeOptions& options, std::int64_t iteration) {
+  const Simulation whole = simulate(shape, {}, iteration);
+  if (shape.operation == Operation::kLayer) {
+    return LayerCosts(machine, shape, {}, experts, whole, iteration, options)
+        .layer_us(shape.layout, shape.reduce);
+  }
+  const ExchangeCosts costs(machine, shape, whole.num_physical, options);
+  return time_of(shape, costs.slowest(whole.loads));
 }
 
 }  // namespace
@@ -76,7 +115,14 @@ MeasuredFile read_measured(const std::string& path) {
   require(has_rows, Errc::kMalformedFile,
           "plan: {}: no device, settings and rows, must be a file of `bench --json`", path);
   file.is_gpu = device == "cuda";
-  const HostsShape common = common_shape(document, path);
+  HostsShape common = common_shape(document, path);
+  if (file.is_gpu && object.has("machine")) {
+    file.gpu = JsonObject(object.value("machine"), path, "plan").text_or("gpu", "");
+  }
+  file.is_layer = common.operation == Operation::kLayer;
+  file.num_hosts = hosts_of(object, path);
+  common.num_hosts = file.num_hosts;
+  if (!file.is_gpu) require_predictable(object, path, common.num_ranks, file.num_hosts);
   for (const json& one : object.value("rows")) {
     const JsonObject from(one, path, "plan");
     if (!from.has("p50_us")) continue;  // left out
@@ -94,18 +140,25 @@ MeasuredFile read_measured(const std::string& path) {
   return file;
 }
 
-void predict(MeasuredFile& file, const Machine& machine, bool keeps_roles) {
+void predict(MeasuredFile& file, const Machine& machine, const ExpertCosts& experts,
+             bool keeps_roles) {
   require(machine.is_gpu == file.is_gpu, Errc::kInvalidArgument,
           "plan: {} was measured on {}, but constants {} are of {}", file.path,
           file.is_gpu ? "GPUs" : "CPUs", machine.name, machine.is_gpu ? "GPUs" : "CPUs");
+  file.constants = machine.name;
+  ExpertCosts of_bench = experts;
+  of_bench.weight_bits = kWeightBits;
+  const TimeOptions options{keeps_roles};
   for (MeasuredRow& row : file.rows) {
-    const ExchangeCosts costs(machine, row.shape, row.shape.workload.num_experts, {keeps_roles});
     std::vector<double> us;
     for (std::int64_t iteration = 0; iteration < kNumIterations; ++iteration) {
-      us.push_back(time_of(row.shape, costs.slowest(simulate(row.shape, {}, iteration).loads)));
+      us.push_back(predicted_us(machine, row.shape, of_bench, options, iteration));
     }
     std::nth_element(us.begin(), us.begin() + kNumIterations / 2, us.end());
     row.predicted_us = us[kNumIterations / 2];
+    HostsShape of_batch = row.shape;
+    of_batch.num_tokens = tokens_of_batch(row.shape.num_tokens, row.shape.num_micro_batches);
+    const ExchangeCosts costs(machine, of_batch, of_batch.workload.num_experts, options);
     row.dispatch_path = costs.dispatch_path();
     row.combine_path = costs.combine_path();
   }

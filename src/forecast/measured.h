@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "forecast/hosts_shape.h"
+#include "forecast/layer_time.h"
 #include "forecast/machine.h"
 
 namespace switchyard::forecast {
@@ -25,13 +26,20 @@ struct MeasuredRow {
 struct MeasuredFile {
   std::string path;
   bool is_gpu = true;
+  std::string gpu;  ///< its name, for kind_of_gpu()
+  bool is_layer = false;
+  int num_hosts = 1;      ///< between which rows travelled
+  std::string constants;  ///< with which predict() has predicted
   std::vector<MeasuredRow> rows;
 };
 
-/// Errors: kInvalidArgument, kMalformedFile, kSystem.
+/// Errors: kInvalidArgument, kMalformedFile, kNotSupported (ranks that exchange messages alone, or
+/// not as many on each host), kSystem.
 MeasuredFile read_measured(const std::string& path);
 
-/// With `keeps_roles` as in TimeOptions. Errors: kInvalidArgument (a machine of the other device).
-void predict(MeasuredFile& file, const Machine& machine, bool keeps_roles);
+/// With `keeps_roles` as in TimeOptions. `experts`: of layers, but for the bits of weights, which
+/// those of `bench` have. Errors: kInvalidArgument (a machine of the other device).
+void predict(MeasuredFile& file, const Machine& machine, const ExpertCosts& experts,
+             bool keeps_roles);
 
 }  // namespace switchyard::forecast

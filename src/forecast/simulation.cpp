@@ -90,11 +90,6 @@ Simulation simulate(const HostsShape& shape, const Placement& placement, std::in
   Simulation result;
   const std::int32_t num_topk = shape.workload.num_topk;
   result.num_physical = shape.workload.num_experts + placement.num_redundant;
-  require(result.num_physical >= shape.num_ranks, Errc::kInvalidArgument,
-          "plan: {} experts on {} ranks, must be at least one for each; add copies with "
-          "--redundant {}",
-          result.num_physical, shape.num_ranks,
-          min_redundant(shape.workload.num_experts, shape.num_ranks));
   const HostMap hosts(even_host_map(shape.num_ranks, shape.num_hosts));
   const LogicalMaps maps =
       compute_logical_maps(place(shape, placement), shape.workload.num_experts);

@@ -32,8 +32,8 @@ struct Simulation {
 
 /// One iteration of a shape's routing. The shape's ranks are spread evenly over its hosts.
 ///
-/// Errors: kInvalidArgument (hosts that do not divide ranks, too few experts for the ranks, copies
-/// that do not divide evenly), and those of a trace.
+/// Errors: kInvalidArgument (hosts that do not divide ranks, copies that do not divide evenly), and
+/// those of a trace.
 Simulation simulate(const HostsShape& shape, const Placement& placement, std::int64_t iteration);
 
 }  // namespace switchyard::forecast

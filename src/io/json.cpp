@@ -130,6 +130,16 @@ std::int32_t JsonObject::integer_or(const char* key, std::int32_t absent, std::i
   return has(key) ? integer(key, min, max) : absent;
 }
 
+std::uint64_t JsonObject::unsigned_or(const char* key, std::uint64_t absent,
+                                      std::uint64_t max) const {
+  if (!has(key)) return absent;
+  const json& number = value(key);
+  if (number.is_number_unsigned() && number.get<std::uint64_t>() <= max) {
+    return number.get<std::uint64_t>();
+  }
+  refuse(key, fmt::format("a whole number from 0 to {}", max));
+}
+
 bool JsonObject::boolean_or(const char* key, bool absent) const {
   if (!has(key)) return absent;
   if (!value(key).is_boolean()) refuse(key, "true or false");

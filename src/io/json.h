@@ -43,6 +43,7 @@ class JsonObject {
   std::int32_t integer(const char* key, std::int32_t min, std::int32_t max) const;
   std::int32_t integer_or(const char* key, std::int32_t absent, std::int32_t min,
                           std::int32_t max) const;
+  std::uint64_t unsigned_or(const char* key, std::uint64_t absent, std::uint64_t max) const;
   bool boolean_or(const char* key, bool absent) const;
   double number_or(const char* key, double absent) const;
   std::string text_or(const char* key, std::string absent) const;

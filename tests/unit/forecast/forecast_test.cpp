@@ -76,7 +76,7 @@ TEST(ForecastTest, MicroBatchesOverlapCallsAndExperts) {
   Question question = question_of("h200", 4096);
   question.shape.num_sms = 24;
   const double serial = best_layer_us(forecast(question, 4));  // calls take as long as experts
-  question.num_batches = 2;
+  question.shape.num_micro_batches = 2;
   const double overlapped = best_layer_us(forecast(question, 4));
   EXPECT_LT(overlapped, serial);
   EXPECT_GT(overlapped, serial / 2);
@@ -85,12 +85,12 @@ TEST(ForecastTest, MicroBatchesOverlapCallsAndExperts) {
 TEST(ForecastTest, CallsWithoutABudgetHideNothingOfLongExperts) {
   Question question = question_of("h200", 4096);
   const double serial = best_layer_us(forecast(question, 1));
-  question.num_batches = 2;
+  question.shape.num_micro_batches = 2;
   EXPECT_GT(best_layer_us(forecast(question, 1)), 0.98 * serial);
   question = question_of("cpu", 64);
   question.ranks_per_host = 2;
   const double on_one_core = best_layer_us(forecast(question, 1));
-  question.num_batches = 2;
+  question.shape.num_micro_batches = 2;
   EXPECT_GT(best_layer_us(forecast(question, 1)), 0.9 * on_one_core);
 }
 
@@ -102,15 +102,15 @@ TEST(ForecastTest, MicroBatchesLoseNoToken) {
   question.shape.workload.num_topk = 8;
   const auto experts_of = [&](std::int64_t tokens, int num_batches) {
     question.shape.num_tokens = tokens;
-    question.num_batches = num_batches;
+    question.shape.num_micro_batches = num_batches;
     return forecast(question, 1).experts_us;
   };
   EXPECT_EQ(experts_of(10, 4), experts_of(3, 1));
   EXPECT_EQ(experts_of(8, 4), experts_of(2, 1));
   question.shape.num_tokens = 10;
-  question.num_batches = 4;
+  question.shape.num_micro_batches = 4;
   const double split = best_layer_us(forecast(question, 1));
-  question.num_batches = 1;
+  question.shape.num_micro_batches = 1;
   EXPECT_GT(split, 0.95 * best_layer_us(forecast(question, 1)));
 }
 
