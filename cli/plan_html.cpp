@@ -2,6 +2,7 @@
 
 #include "plan_html.h"
 
+#include <algorithm>
 #include <functional>
 
 #include <fmt/format.h>
@@ -23,6 +24,12 @@ std::string time_text(double us) {
   return us < 100 ? fmt::format("{:.1f} us", us) : fmt::format("{:.0f} us", us);
 }
 
+/// Nothing where it cannot be made.
+std::string gb_text(const MemoryUse& memory, std::size_t bytes) {
+  if (!memory.obstacle.empty()) return {};
+  return fmt::format("{:.3g}", static_cast<double>(bytes) * 1e-9);
+}
+
 /// One line: a value of each forecast that has one above 0.
 ChartSeries line_of(const PlanReport& report, const std::string& name, const char* color,
                     const std::function<double(const Forecast&)>& value,
@@ -37,9 +44,9 @@ ChartSeries line_of(const PlanReport& report, const std::string& name, const cha
   return line;
 }
 
-double of_best(const Forecast& one, const std::function<double(const Choice&)>& value) {
-  const Choice* best = best_of(one);
-  return best == nullptr ? 0 : value(*best);
+double of_shown(const Forecast& one, const std::function<double(const Choice&)>& value) {
+  const Choice* shown = shown_of(one);
+  return shown == nullptr ? 0 : value(*shown);
 }
 
 std::string time_section(const PlanReport& report) {
@@ -50,15 +57,15 @@ std::string time_section(const PlanReport& report) {
   std::vector<ChartSeries> lines{
       line("layer", "--ours",
            [](const Forecast& one) {
-             return of_best(one, [](const Choice& best) { return best.layer_us; });
+             return of_shown(one, [](const Choice& shown) { return shown.layer_us; });
            }),
       line("dispatch", kColors[0],
            [](const Forecast& one) {
-             return of_best(one, [](const Choice& best) { return best.time.dispatch.total_us; });
+             return of_shown(one, [](const Choice& shown) { return shown.time.dispatch.total_us; });
            }),
       line("combine", kColors[1],
            [](const Forecast& one) {
-             return of_best(one, [](const Choice& best) { return best.time.combine.total_us; });
+             return of_shown(one, [](const Choice& shown) { return shown.time.combine.total_us; });
            }),
       line("experts", kColors[2], [](const Forecast& one) { return one.experts_us; })};
   lines[0].is_strong = true;
@@ -124,57 +131,61 @@ std::string memory_section(const PlanReport& report) {
 }
 
 std::string growth_row(const Forecast& one) {
-  std::string html =
-      fmt::format("<tr><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td>", one.num_ranks,
-                  one.ranks_per_token, one.crossings_per_token, one.balance);
-  const Choice* best = best_of(one);
-  if (best == nullptr) return html + "<td colspan=\"6\">no choice is possible</td></tr>\n";
+  std::string html = fmt::format(
+      "<tr><td>{}</td><td>{}</td><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td>",
+      one.num_hosts, one.num_ranks, one.num_physical, one.ranks_per_token, one.crossings_per_token,
+      one.balance);
+  const Choice* shown = shown_of(one);
+  if (shown == nullptr) {
+    return html +
+           fmt::format("<td class=\"text\" colspan=\"8\">{}</td></tr>\n", escaped(verdict_of(one)));
+  }
+  const double inside = std::max(one.dispatch.busiest_inside, one.combine.busiest_inside);
+  const double across = std::max(one.dispatch.busiest_across, one.combine.busiest_across);
   return html + fmt::format(
-                    "<td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td>"
-                    "<td>{:.3g}</td><td>{}</td></tr>\n",
-                    best->time.dispatch.total_us, best->time.combine.total_us, one.experts_us,
-                    best->layer_us, static_cast<double>(best->memory.total()) * 1e-9,
-                    escaped(name_of(*best)));
+                    "<td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.2f}</td>"
+                    "<td>{:.2f}</td><td>{}</td><td class=\"text\">{}</td></tr>\n",
+                    shown->time.dispatch.total_us, shown->time.combine.total_us, one.experts_us,
+                    shown->layer_us, inside * 1e-6, across * 1e-6,
+                    gb_text(shown->memory, shown->memory.total()), escaped(verdict_of(one)));
 }
 
 std::string growth_section(const PlanReport& report) {
   std::string html =
-      "<section><h2>Growth</h2><table><thead><tr><th>ranks</th><th>to ranks</th>"
-      "<th>to hosts</th><th>balance</th><th>dispatch</th><th>combine</th><th>experts</th>"
-      "<th>layer</th><th>GB</th><th>best choice</th></tr></thead>"
-      "<tbody>\n";
+      "<section><h2>Growth</h2><table><thead><tr><th>hosts</th><th>ranks</th>"
+      "<th>physical</th><th>to ranks</th><th>to hosts</th><th>balance</th><th>dispatch</th>"
+      "<th>combine</th><th>experts</th><th>layer</th><th>inside</th><th>between</th><th>GB</th>"
+      "<th class=\"text\">best choice</th></tr></thead><tbody>\n";
   for (const Forecast& one : report.forecasts) html += growth_row(one);
   return html +
-         "</tbody></table><p>Times in microseconds. A token travels to so "
-         "many "
-         "ranks, its own included, and other hosts. Balance: mean rows of a rank's experts / the "
-         "largest.</p></section>\n";
+         "</tbody></table><p>Times of the slowest rank in microseconds. Physical: experts with "
+         "their redundant copies. A token travels to so many ranks, its own included, and other "
+         "hosts. Balance: mean rows of a rank's experts / the largest. Inside, between: MB on the "
+         "busiest link of a rank in one call, inside a host and between hosts.</p></section>\n";
 }
 
 std::string choices_section(const Forecast& one) {
-  std::string html = fmt::format(
-      "<section><h2>{} ranks on {} host{}</h2><p>{}</p><table><thead><tr>"
-      "<th class=\"text\">choice</th><th class=\"text\">backend</th><th>dispatch</th>"
-      "<th>combine</th><th>layer</th><th>window GB</th><th>all GB</th></tr></thead><tbody>\n",
-      one.num_ranks, one.num_hosts, one.num_hosts == 1 ? "" : "s", escaped(one.why));
+  std::string html = fmt::format("<section><h2>{} rank{} on {} host{}</h2><p>{}</p>", one.num_ranks,
+                                 one.num_ranks == 1 ? "" : "s", one.num_hosts,
+                                 one.num_hosts == 1 ? "" : "s", escaped(one.why));
+  for (const std::string& call : calls_of(one)) html += "<p>" + escaped(call) + "</p>";
+  html +=
+      "<table><thead><tr><th class=\"text\">choice</th><th class=\"text\">backend</th>"
+      "<th>dispatch</th><th>combine</th><th>layer</th><th>window GB</th><th>all GB</th>"
+      "<th class=\"text\"></th></tr></thead><tbody>\n";
   for (std::size_t i = 0; i < one.choices.size(); ++i) {
     const Choice& choice = one.choices[i];
     const bool is_best = static_cast<int>(i) == one.best;
     html += fmt::format("<tr><td class=\"text\">{}{}{}</td><td class=\"text\">{}</td>",
                         is_best ? "<b>" : "", escaped(name_of(choice)), is_best ? "</b>" : "",
                         choice.backend);
-    if (!choice.memory.obstacle.empty()) {
-      html += fmt::format("<td class=\"text\" colspan=\"5\">{}</td></tr>\n",
-                          escaped(choice.memory.obstacle));
-      continue;
-    }
     html += choice.is_timed ? fmt::format("<td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td>",
                                           choice.time.dispatch.total_us,
                                           choice.time.combine.total_us, choice.layer_us)
                             : "<td></td><td></td><td></td>";
-    html += fmt::format("<td>{:.3g}</td><td>{:.3g}</td></tr>\n",
-                        static_cast<double>(choice.memory.window_bytes) * 1e-9,
-                        static_cast<double>(choice.memory.total()) * 1e-9);
+    html += fmt::format("<td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>\n",
+                        gb_text(choice.memory, choice.memory.window_bytes),
+                        gb_text(choice.memory, choice.memory.total()), escaped(choice.why_not));
   }
   return html + "</tbody></table></section>\n";
 }
@@ -195,29 +206,20 @@ std::string constants_section(const PlanReport& report) {
 }  // namespace
 
 std::string to_html(const PlanReport& report) {
-  const forecast::Question& question = report.question;
-  const measure::BenchShape& shape = question.shape;
   const int least = report.forecasts.front().num_ranks;
   const int most = report.forecasts.back().num_ranks;
   const std::string title =
-      fmt::format("{} on {} ranks", shape.workload.name,
+      fmt::format("{} on {} ranks", report.question.shape.workload.name,
                   least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most));
   std::string html = page_start("switchyard plan: " + title);
-  html += fmt::format(
-      "<h1>{}</h1>\n<p>Predicted by switchyard {} plan, not measured. {} tokens per rank, hidden "
-      "{}, {} experts, top-{}, {}, routing {}; {}, {} ranks per host{}, network {:.4g} GB/s per "
-      "rank; experts at {:.4g} TFLOP/s with weights of {} bits{}.</p>\n",
-      escaped(title), version(), shape.num_tokens, shape.workload.hidden,
-      shape.workload.num_experts, shape.workload.num_topk, report.options.scheme,
-      escaped(shape.routing.text()), escaped(question.machine.title), question.ranks_per_host,
-      shape.num_sms == 0 ? "" : fmt::format(", {} SMs for an operation", shape.num_sms),
-      question.machine.network.gb_per_second, question.experts.tflops, question.experts.weight_bits,
-      question.shape.num_micro_batches == 1
-          ? ""
-          : fmt::format(", {} micro-batches", question.shape.num_micro_batches));
+  html += fmt::format("<h1>{}</h1>\n<p>Predicted by switchyard {} plan, not measured.</p>\n<dl>",
+                      escaped(title), version());
+  for (const auto& [name, value] : settings_of(report)) html += entry(name, value);
+  html += "</dl>\n";
   html += time_section(report) + bytes_section(report) + memory_section(report) +
           growth_section(report);
   for (const Forecast& one : report.forecasts) html += choices_section(one);
+  html += fmt::format("<p>{}</p>\n", layouts_note());
   return html + constants_section(report) + page_end();
 }
 

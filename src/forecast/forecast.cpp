@@ -24,10 +24,17 @@ HostsShape shape_of(const Question& question, int num_hosts) {
   return shape;
 }
 
-std::vector<std::string> backends_of(const Machine& machine, int num_hosts) {
-  if (machine.is_gpu) return {num_hosts == 1 ? "push" : "hosts"};
-  return {num_hosts == 1 ? "pull" : "hosts", "messages"};
+// CPU ranks that share a host with nobody have messages alone.
+std::vector<std::string> backends_of(const Machine& machine, const HostsShape& shape) {
+  const bool is_one = shape.num_hosts == 1;
+  if (machine.is_gpu) return {is_one ? "push" : "hosts"};
+  if (!is_one && shape.num_hosts == shape.num_ranks) return {"messages"};
+  return {is_one ? "pull" : "hosts", "messages"};
 }
+
+std::string gb_text(double bytes) { return fmt::format("{:.3g} GB", bytes * 1e-9); }
+
+double bytes_of(const MemoryUse& memory) { return static_cast<double>(memory.total()); }
 
 LinkBytes bytes_of(const std::vector<RankLoad>& loads, double row_bytes,
                    const LinkRows& (*rows_of)(const RankLoad&, std::size_t), std::size_t contract) {
@@ -101,8 +108,7 @@ class Forecaster {
   void add(Layout layout, Reduce reduce) {
     if (reduce == Reduce::kPerExpert && !is_expert_major(layout)) return;
     if (reduce == Reduce::kPerHost && shape_.num_hosts == 1) return;
-    const std::vector<std::string> backends = backends_of(question_.machine, shape_.num_hosts);
-    for (const std::string& backend : backends) {
+    for (const std::string& backend : backends_of(question_.machine, shape_)) {
       Choice choice;
       choice.layout = layout;
       choice.reduce = reduce;
@@ -114,6 +120,7 @@ class Forecaster {
       shape.reduce = reduce;
       choice.memory = memory_use(shape, whole_.num_physical, backend);
       if (choice.is_timed) set_times(choice, shape);
+      choice.why_not = why_not(choice);
       result_.choices.push_back(std::move(choice));
     }
   }
@@ -124,43 +131,66 @@ class Forecaster {
     choice.layer_us = layer_->layer_us(shape.layout, shape.reduce);
   }
 
-  bool is_possible(const Choice& choice) const {
+  std::string why_not(const Choice& choice) const {
     const double most = question_.max_memory_bytes;
-    return choice.is_timed && choice.memory.obstacle.empty() &&
-           (most == 0 || static_cast<double>(choice.memory.total()) <= most);
+    if (!choice.memory.obstacle.empty()) return choice.memory.obstacle;
+    if (!choice.is_timed) return "its time is not predicted";
+    if (most == 0 || bytes_of(choice.memory) <= most) return {};
+    return fmt::format("takes {}, must be at most {}", gb_text(bytes_of(choice.memory)),
+                       gb_text(most));
   }
 
-  // Of layouts whose rows lie by expert: others leave work to the experts that is not counted.
+  const Choice& choice_at(int index) const {
+    return result_.choices[static_cast<std::size_t>(index)];
+  }
+
+  /// Of the choices that may be the best and are `wanted`, the one for which `is_before` any other
+  /// holds. Those layouts have rows by expert: others leave work to the experts that is not
+  /// counted. -1: there is none.
+  template <typename Wanted, typename Before>
+  int find(const Wanted& wanted, const Before& is_before) const {
+    int found = -1;
+    for (int i = 0; i < static_cast<int>(result_.choices.size()); ++i) {
+      const Choice& choice = choice_at(i);
+      if (!is_expert_major(choice.layout) || !wanted(choice)) continue;
+      if (found < 0 || is_before(choice, choice_at(found))) found = i;
+    }
+    return found;
+  }
+
   void choose() {
-    double fastest = 0;
-    for (const Choice& choice : result_.choices) {
-      if (!is_possible(choice) || !is_expert_major(choice.layout)) continue;
-      if (fastest == 0 || choice.layer_us < fastest) fastest = choice.layer_us;
-    }
-    for (std::size_t i = 0; i < result_.choices.size(); ++i) {
-      const Choice& choice = result_.choices[i];
-      if (!is_possible(choice) || !is_expert_major(choice.layout) ||
-          choice.layer_us > fastest * kSameTime) {
-        continue;
+    const auto is_faster = [](const Choice& a, const Choice& b) { return a.layer_us < b.layer_us; };
+    const auto is_smaller = [](const Choice& a, const Choice& b) {
+      return a.memory.total() < b.memory.total();
+    };
+    const int fastest = find([](const Choice& one) { return one.why_not.empty(); }, is_faster);
+    if (fastest >= 0) {
+      const double most = choice_at(fastest).layer_us * kSameTime;
+      result_.best =
+          find([&](const Choice& one) { return one.why_not.empty() && one.layer_us <= most; },
+               is_smaller);
+      result_.shown = result_.best;
+      result_.why = why(choice_at(result_.best));
+    } else {
+      result_.shown =
+          find([](const Choice& one) { return one.is_timed && one.memory.obstacle.empty(); },
+               is_smaller);
+      if (result_.shown < 0) {
+        result_.shown = find([](const Choice& one) { return one.is_timed; }, is_faster);
       }
-      if (result_.best < 0 ||
-          choice.memory.total() <
-              result_.choices[static_cast<std::size_t>(result_.best)].memory.total()) {
-        result_.best = static_cast<int>(i);
-      }
+      result_.why = why_none();
     }
-    if (result_.best >= 0) describe_best();
+    if (result_.shown >= 0) describe(choice_at(result_.shown));
   }
 
-  void describe_best() {
-    const Choice& best = result_.choices[static_cast<std::size_t>(result_.best)];
+  void describe(const Choice& shown) {
     HostsShape shape = shape_;
-    shape.layout = best.layout;
-    shape.reduce = best.reduce;
+    shape.layout = shown.layout;
+    shape.reduce = shown.reduce;
     const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
     result_.dispatch_path = costs.dispatch_path();
     result_.combine_path = costs.combine_path();
-    const auto contract = static_cast<std::size_t>(best.reduce);
+    const auto contract = static_cast<std::size_t>(shown.reduce);
     result_.dispatch = bytes_of(
         whole_.loads, costs.dispatch_row_bytes(),
         [](const RankLoad& load, std::size_t) -> const LinkRows& { return load.dispatch; }, 0);
@@ -168,31 +198,58 @@ class Forecaster {
         whole_.loads, costs.combine_row_bytes(),
         [](const RankLoad& load, std::size_t at) -> const LinkRows& { return load.combine[at]; },
         contract);
-    result_.why = why(best);
   }
 
   std::string why(const Choice& best) const {
-    const Choice* slower = nullptr;  // the next contract of the same layout
-    const Choice* larger = nullptr;  // the other layout of the same contract
+    const Choice* contract = nullptr;  // the fastest other one of the same layout
+    const Choice* layout = nullptr;    // the other one of the same contract
     for (const Choice& other : result_.choices) {
       if (!other.is_timed || !is_expert_major(other.layout)) continue;
       const bool is_same = other.layout == best.layout;
       if (is_same && other.reduce != best.reduce &&
-          (slower == nullptr || other.layer_us < slower->layer_us)) {
-        slower = &other;
+          (contract == nullptr || other.layer_us < contract->layer_us)) {
+        contract = &other;
       }
-      if (!is_same && other.reduce == best.reduce) larger = &other;
+      if (!is_same && other.reduce == best.reduce) layout = &other;
     }
-    std::string text = fmt::format("dispatch waits for {}, combine for {}",
-                                   best.time.dispatch.bound(), best.time.combine.bound());
-    if (slower != nullptr) {
-      text += fmt::format("; {} takes {:.0f} us, {} {:.0f}", name_of(best.reduce), best.layer_us,
-                          name_of(slower->reduce), slower->layer_us);
+    std::string text;
+    if (contract != nullptr) {
+      text += fmt::format("{} takes {:.0f} us, {} {:.0f}", name_of(best.reduce), best.layer_us,
+                          name_of(contract->reduce), contract->layer_us);
+      if (!contract->why_not.empty()) text += fmt::format(" (but {})", contract->why_not);
     }
-    if (larger != nullptr && larger->memory.obstacle.empty()) {
-      text += fmt::format("; {} takes {:.3g} GB, {} {:.3g}", name_of(best.layout),
-                          static_cast<double>(best.memory.total()) * 1e-9, name_of(larger->layout),
-                          static_cast<double>(larger->memory.total()) * 1e-9);
+    if (layout != nullptr && layout->memory.obstacle.empty()) {
+      text += fmt::format("{}{} takes {}, {} {}", text.empty() ? "" : "; ", name_of(best.layout),
+                          gb_text(bytes_of(best.memory)), name_of(layout->layout),
+                          gb_text(bytes_of(layout->memory)));
+    }
+    return text;
+  }
+
+  // Contracts of a layout with the same reason stand together.
+  std::string why_none() const {
+    struct Reason {
+      std::string whose;
+      std::string contracts;
+      std::string why_not;
+    };
+    std::vector<Reason> reasons;
+    for (const Choice& one : result_.choices) {
+      if (!is_expert_major(one.layout)) continue;
+      const std::string whose = fmt::format("{} over {}", name_of(one.layout), one.backend);
+      const auto same = std::ranges::find_if(reasons, [&](const Reason& other) {
+        return other.whose == whose && other.why_not == one.why_not;
+      });
+      if (same == reasons.end()) {
+        reasons.push_back({whose, name_of(one.reduce), one.why_not});
+      } else {
+        same->contracts += fmt::format(", {}", name_of(one.reduce));
+      }
+    }
+    std::string text = "no choice is possible";
+    for (const Reason& one : reasons) {
+      text += fmt::format("{} {} ({}): {}", &one == &reasons.front() ? ":" : ";", one.whose,
+                          one.contracts, one.why_not);
     }
     return text;
   }

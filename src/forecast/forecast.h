@@ -34,6 +34,7 @@ struct Choice {
   ExchangeTime time;
   double layer_us = 0;
   MemoryUse memory;
+  std::string why_not;  ///< it is not possible; empty: it is
 };
 
 /// Bytes of one call on the links of all ranks.
@@ -54,10 +55,14 @@ struct Forecast {
   double experts_us = 0;
   std::vector<Choice> choices;
   int best = -1;    ///< of choices; -1: none is possible
-  std::string why;  ///< of the best
+  std::string why;  ///< of the best; or why none is possible
+  /// The choice that stands for all: the best; where none is possible the one that takes the least
+  /// memory, or, if none can be made, the fastest; -1: there is no time of any.
+  int shown = -1;
+  // Of the shown choice.
   const char* dispatch_path = "";
   const char* combine_path = "";
-  LinkBytes dispatch;  ///< of the best choice, like combine
+  LinkBytes dispatch;
   LinkBytes combine;
 };
 

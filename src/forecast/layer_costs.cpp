@@ -6,10 +6,6 @@
 
 namespace switchyard::forecast {
 
-std::int64_t tokens_of_batch(std::int64_t num_tokens, int num_batches) {
-  return cdiv<std::int64_t>(num_tokens, num_batches);
-}
-
 // As micro_batches.h splits: some may have one token more than the others, and come first.
 LayerCosts::LayerCosts(const Machine& machine, const HostsShape& shape, const Placement& placement,
                        const ExpertCosts& experts, const Simulation& whole, std::int64_t iteration,

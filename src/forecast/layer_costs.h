@@ -12,9 +12,6 @@
 
 namespace switchyard::forecast {
 
-/// How many tokens the largest of `num_batches` micro-batches has.
-std::int64_t tokens_of_batch(std::int64_t num_tokens, int num_batches);
-
 class LayerCosts {
  public:
   /// `whole`: one iteration of the shape with this placement, as simulate() counts it. `machine`

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/round_up.h"
+
 namespace switchyard::forecast {
 
 double experts_us(const ExpertCosts& costs, const measure::Workload& workload,
@@ -21,6 +23,10 @@ double experts_us(const ExpertCosts& costs, const measure::Workload& workload,
     most = std::max({most, compute, read});
   }
   return most;
+}
+
+std::int64_t tokens_of_batch(std::int64_t num_tokens, int num_batches) {
+  return cdiv<std::int64_t>(num_tokens, num_batches);
 }
 
 double layer_us(const std::vector<BatchTime>& batches) {

@@ -24,6 +24,9 @@ struct ExpertCosts {
 double experts_us(const ExpertCosts& costs, const measure::Workload& workload,
                   std::int32_t experts_per_rank, const std::vector<RankLoad>& loads);
 
+/// How many tokens the largest of `num_batches` micro-batches has.
+std::int64_t tokens_of_batch(std::int64_t num_tokens, int num_batches);
+
 /// One micro-batch. Times are those of calls and experts that run alone.
 struct BatchTime {
   double dispatch_us = 0;

@@ -16,6 +16,8 @@ struct MemoryUse {
   std::size_t total() const { return window_bytes + receive_bytes; }
 };
 
+/// Of an exchange whose calls are the shape's micro-batches, as many in flight.
+///
 /// `backend`: "push" (GPUs of one host, without the state that a dispatch leaves for its combine,
 /// a few bytes per choice), "pull" (CPU ranks of one host), "messages" or "hosts".
 MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical,

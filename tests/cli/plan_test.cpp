@@ -5,13 +5,8 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
-#include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
-
-#include "support/command.h"
+#include "plan_command.h"
 #include "support/errors.h"
 #include "support/temp_folder.h"
 
@@ -23,32 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-CommandResult plan(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {SWITCHYARD_CLI, "plan"});
-  return run_command(arguments);
-}
-
-nlohmann::json json_of(std::vector<std::string> arguments) {
-  arguments.insert(arguments.end(), {"--json", "-"});
-  const CommandResult result = plan(arguments);
-  EXPECT_EQ(result.exit_code, 0) << result.error;
-  return nlohmann::json::parse(result.output);
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream in(path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-void expect_refused(std::vector<std::string> arguments, const std::string& words) {
-  const CommandResult result = plan(std::move(arguments));
-  EXPECT_EQ(result.exit_code, 2) << result.output;
-  EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
-  EXPECT_THAT(result.error, AllOf(StartsWith("switchyard: "), HasSubstr(words)));
-}
 
 TEST(PlanTest, HostsMayBeGivenWithDots) {
   EXPECT_THAT(cli::parse_hosts("1,2,4,...,32", 8), ElementsAre(1, 2, 4, 8, 16, 32));
@@ -86,148 +55,6 @@ TEST(PlanTest, NonsenseIsOneSentence) {
   expect_refused({"--routing", "limited:8:9"}, "limited:G:M");
   expect_refused({"--measured", "/nothing/here.json"}, "/nothing/here.json");
   expect_refused({"--html", "/nothing/here/plan.html", "--hosts", "1"}, "--html");
-}
-
-TEST(PlanTest, WhatIsNotABenchFileIsRefused) {
-  const TempFolder folder;
-  expect_refused({"--measured", folder.write("a.json", "{\"rows\": []}")},
-                 "must be a file of `bench --json`");
-  expect_refused({"--measured", folder.write("b.json", "[1")}, "b.json");
-  const std::string measured =
-      SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";
-  expect_refused({"--constants", "cpu", "--measured", measured},
-                 "was measured on GPUs, but constants cpu are of CPUs");
-}
-
-TEST(PlanTest, MeasuredFilesSayAllButConstants) {
-  const std::string file =
-      SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";
-  const TempFolder folder;
-  const std::vector<std::vector<std::string>> ignored{{"--workload", "kimi-k2"},
-                                                      {"--tokens", "8"},
-                                                      {"--gpus-per-host", "4"},
-                                                      {"--hosts", "1"},
-                                                      {"--routing", "uniform"},
-                                                      {"--redundant", "32"},
-                                                      {"--balanced"},
-                                                      {"--scheme", "none"},
-                                                      {"--micro-batches", "2"},
-                                                      {"--memory", "1"},
-                                                      {"--weight-bits", "4"},
-                                                      {"--sms", "24"},
-                                                      {"--seed", "2"},
-                                                      {"--html", folder.file("plan.html")}};
-  for (std::vector<std::string> arguments : ignored) {
-    const std::string option = arguments[0];
-    arguments.insert(arguments.end(), {"--measured", file});
-    expect_refused(arguments, "plan: " + option + " beside --measured");
-  }
-  for (const char* rate : {"--nic", "--tflops", "--memory-bandwidth"}) {
-    expect_refused({rate, "100", "--measured", file},
-                   std::string("plan: ") + rate + " beside --measured without a file of");
-  }
-  expect_refused({"--fixed-roles"}, "--fixed-roles without --measured");
-  EXPECT_EQ(plan({"--constants", "h200", "--measured", file}).exit_code, 0);
-}
-
-/// A file of the project's results.
-nlohmann::json result_file(const std::string& name) {
-  return nlohmann::json::parse(text_of(SWITCHYARD_SOURCE_DIR "/bench/results/" + name));
-}
-
-nlohmann::json measured_of(const TempFolder& folder, const nlohmann::json& document,
-                           std::vector<std::string> more = {}) {
-  more.insert(more.begin(), {"--measured", folder.write("measured.json", document.dump())});
-  return json_of(more)["measured"];
-}
-
-void expect_unmeasured(const nlohmann::json& document, const std::string& words) {
-  const TempFolder folder;
-  const CommandResult result = plan({"--measured", folder.write("measured.json", document.dump())});
-  EXPECT_NE(result.exit_code, 0) << result.output;
-  EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
-  EXPECT_THAT(result.error, HasSubstr(words));
-}
-
-/// As mpirun's ranks on several hosts write it.
-nlohmann::json on_hosts(nlohmann::json document, int num_ranks, int num_hosts) {
-  document["engine"] = "mpi";
-  document["ranks"] = num_ranks;
-  document["settings"]["hosts"] = num_hosts;
-  for (nlohmann::json& row : document["rows"]) row["host_bytes_per_token"] = 1000.0;
-  return document;
-}
-
-TEST(PlanTest, MeasuredRowsOfSeveralHostsArePredictedWithTheirNetwork) {
-  const TempFolder folder;
-  const nlohmann::json one_host = result_file("2026-11-23-cpu-bench-pair.json");
-  nlohmann::json only_counted = one_host;
-  only_counted["settings"]["hosts"] = 2;
-  const nlohmann::json inside = measured_of(folder, only_counted);
-  EXPECT_EQ(inside, measured_of(folder, one_host));
-  EXPECT_EQ(inside[0]["hosts"], 1);
-
-  const nlohmann::json several = on_hosts(one_host, 4, 2);
-  const nlohmann::json across = measured_of(folder, several);
-  EXPECT_EQ(across[0]["hosts"], 2);
-  // Of one token each, a message between hosts starts in 18 us.
-  EXPECT_GT(across[0]["predicted_us"].get<double>(), 18 + inside[0]["predicted_us"].get<double>());
-  const nlohmann::json slow = measured_of(folder, several, {"--nic", "0.1"});
-  EXPECT_GT(slow.back()["predicted_us"].get<double>(),
-            2 * across.back()["predicted_us"].get<double>());
-  EXPECT_THAT(plan({"--measured", folder.file("measured.json")}).output,
-              HasSubstr("| pair, 2 hosts |"));
-}
-
-TEST(PlanTest, MeasuredRanksWithMessagesAloneAreRefused) {
-  const nlohmann::json file = result_file("2026-11-23-cpu-bench-pair.json");
-  expect_unmeasured(on_hosts(file, 2, 2),
-                    "2 ranks of engine mpi on 2 hosts exchange messages alone");
-  nlohmann::json one_host = file;
-  one_host["engine"] = "mpi";
-  expect_unmeasured(one_host, "2 ranks of engine mpi on 1 host exchange messages alone");
-  expect_unmeasured(on_hosts(file, 5, 2), "5 ranks on 2 hosts, must be as many ranks on each");
-}
-
-TEST(PlanTest, MeasuredFilesChooseTheConstantsOfTheirMachine) {
-  const TempFolder folder;
-  nlohmann::json file = result_file("2026-11-23-h200x2-pair-prefill.json");
-  const nlohmann::json h200 = measured_of(folder, file);
-  EXPECT_EQ(h200[0]["constants"], "h200");
-  file["machine"]["gpu"] = "2x NVIDIA H100 80GB HBM3";
-  const nlohmann::json h100 = measured_of(folder, file);
-  EXPECT_EQ(h100[0]["constants"], "h100");
-  EXPECT_EQ(h100, measured_of(folder, file, {"--constants", "h100"}));
-  EXPECT_NE(h100[0]["predicted_us"], h200[0]["predicted_us"]);
-  file["machine"]["gpu"] = "2x NVIDIA B200";
-  expect_unmeasured(file, "machine.gpu is \"2x NVIDIA B200\", must name an H100 or H200");
-  EXPECT_EQ(measured_of(folder, file, {"--constants", "h200"})[0]["constants"], "h200");
-}
-
-TEST(PlanTest, MeasuredFilesMayHaveAnySeed) {
-  const TempFolder folder;
-  nlohmann::json file = result_file("2026-11-23-cpu-bench-pair.json");
-  const nlohmann::json first = measured_of(folder, file);
-  file["settings"]["seed"] = (std::uint64_t{1} << 63) - 1;
-  const nlohmann::json other = measured_of(folder, file);
-  EXPECT_NE(other.back()["predicted_us"], first.back()["predicted_us"]);
-  file["settings"]["seed"] = std::uint64_t{1} << 63;
-  expect_unmeasured(file, "seed is 9223372036854775808, want a whole number from 0 to");
-}
-
-TEST(PlanTest, MeasuredLayersArePredictedWithTheirExperts) {
-  const TempFolder folder;
-  nlohmann::json file = result_file("2026-11-23-cpu-bench-layer.json");
-  const nlohmann::json layer = measured_of(folder, file);
-  EXPECT_EQ(layer[1]["op"], "layer");
-  EXPECT_EQ(layer[1]["experts"], "exact");
-  EXPECT_NEAR(layer[1]["ratio"].get<double>(), 1, 0.3);
-  const nlohmann::json slow = measured_of(folder, file, {"--tflops", "0.017"});
-  EXPECT_GT(slow[1]["predicted_us"].get<double>(), 8 * layer[1]["predicted_us"].get<double>());
-  file["settings"]["micro_batches"] = 2;
-  EXPECT_EQ(measured_of(folder, file)[0]["micro_batches"], 2);
-  EXPECT_THAT(plan({"--measured", folder.file("measured.json")}).output,
-              HasSubstr("| layer, exact, 2 micro-batches |"));
 }
 
 // What is computed and what is reported are the same number.
@@ -276,8 +103,79 @@ TEST(PlanTest, AnAnswerHasTimesBytesAndMemoryOfEveryChoice) {
     if (layout != "expanded" && layout != "batched") continue;
     EXPECT_LE(best["layer_us"].get<double>(), 1.02 * choice["layer_us"].get<double>());
   }
-  EXPECT_THAT(two["why"].get<std::string>(), HasSubstr("combine for"));
+  EXPECT_THAT(two["why"].get<std::string>(), HasSubstr("per_rank"));
+  EXPECT_EQ(two["shown"], two["best"]);
   EXPECT_GT(json["machine"]["constants"].size(), 20u);
+}
+
+/// Whether every form shows `words`.
+void expect_shown(const std::vector<std::string>& arguments,
+                  const std::vector<std::string>& words) {
+  const TempFolder folder;
+  const std::string page = folder.file("plan.html");
+  std::vector<std::string> with_page = arguments;
+  with_page.insert(with_page.end(), {"--html", page});
+  const std::string text = plan(with_page).output;
+  const std::string html = text_of(page);
+  for (const std::string& word : words) {
+    EXPECT_THAT(text, HasSubstr(word));
+    EXPECT_THAT(html, HasSubstr(word));
+  }
+}
+
+TEST(PlanTest, EveryFormShowsWhatWasAsked) {
+  const std::vector<std::string> asked{
+      "--hosts", "1",      "--tokens", "8",          "--redundant", "32", "--memory",
+      "0.25",    "--seed", "7",        "--balanced", "--sms",       "24", "--micro-batches",
+      "2"};
+  expect_shown(asked,
+               {"32 redundant copies; placed by balance_experts", "may take 0.25 GB on a rank",
+                "routing uniform, seed 7", "24 SMs for an operation", "2 micro-batches", "288",
+                "over all ranks", "are never the best"});
+  const nlohmann::json json = json_of(asked);
+  const nlohmann::json& settings = json["settings"];
+  EXPECT_EQ(settings["redundant"], 32);
+  EXPECT_EQ(settings["balanced"], true);
+  EXPECT_EQ(settings["max_memory_bytes"], 0.25e9);
+  EXPECT_EQ(settings["micro_batches"], 2);
+  EXPECT_EQ(json["forecasts"][0]["physical_experts"], 288);
+  expect_shown({"--hosts", "1", "--tokens", "8"},
+               {"as few copies as give every rank equally many experts; in order"});
+  EXPECT_TRUE(json_of({"--hosts", "1", "--tokens", "8"})["settings"]["redundant"].is_null());
+}
+
+TEST(PlanTest, WithoutAPossibleChoiceEveryFormSaysWhy) {
+  const std::vector<std::string> tight{"--hosts", "2", "--memory", "0.001"};
+  const nlohmann::json json = json_of(tight);
+  const nlohmann::json& one = json["forecasts"][0];
+  EXPECT_TRUE(one["best"].is_null());
+  for (const nlohmann::json& choice : one["choices"]) {
+    EXPECT_THAT(choice["why_not"].get<std::string>(),
+                AllOf(StartsWith("takes 0."), HasSubstr(" GB, must be at most 0.001 GB")));
+    EXPECT_GT(choice["layer_us"], 0);
+  }
+  const std::string why = one["why"];
+  EXPECT_THAT(why, AllOf(StartsWith("no choice is possible: expanded over hosts (per_rank, "
+                                    "per_expert, per_host): takes 0."),
+                         HasSubstr("; batched over hosts (")));
+  const nlohmann::json& shown = one["choices"][one["shown"].get<std::size_t>()];
+  EXPECT_EQ(shown["layout"], "expanded");  // takes less than batched
+  expect_shown(tight, {why, "none is possible; expanded, per_rank: takes 0."});
+  // A limit that only some choices keep to.
+  const nlohmann::json some = json_of({"--hosts", "1", "--memory", "0.2"});
+  const nlohmann::json& choices = some["forecasts"][0]["choices"];
+  EXPECT_TRUE(choices[0]["why_not"].is_null());
+  EXPECT_THAT(choices[2]["why_not"].get<std::string>(), HasSubstr("must be at most 0.2 GB"));
+}
+
+TEST(PlanTest, CpuRanksThatShareNoHostHaveMessagesAlone) {
+  const std::vector<std::string> apart{"--constants", "cpu", "--gpus-per-host", "1",
+                                       "--hosts",     "2",   "--tokens",        "8"};
+  const nlohmann::json json = json_of(apart);
+  const nlohmann::json& one = json["forecasts"][0];
+  EXPECT_TRUE(one["shown"].is_null());
+  for (const nlohmann::json& choice : one["choices"]) EXPECT_EQ(choice["backend"], "messages");
+  expect_shown(apart, {"expanded over messages (per_rank, per_expert): its time is not predicted"});
 }
 
 TEST(PlanTest, FasterLinksAndMoreSmsTakeNoLonger) {
@@ -325,51 +223,6 @@ TEST(PlanTest, TwoThousandRanksAnswerSoon) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, HasSubstr("2048"));
   EXPECT_LT(result.seconds, 10 * SWITCHYARD_SLOWDOWN);
-}
-
-/// The files and options of a table's comment in docs/plan.md, and what follows up to the sum of
-/// its rows.
-struct DocumentedTable {
-  std::vector<std::string> arguments;
-  std::string lines;
-};
-
-std::vector<DocumentedTable> documented_tables() {
-  std::vector<DocumentedTable> tables;
-  std::istringstream page(text_of(SWITCHYARD_SOURCE_DIR "/docs/plan.md"));
-  const std::string begin = "<!-- switchyard plan ";
-  bool is_inside = false;
-  for (std::string line; std::getline(page, line);) {
-    if (line.rfind(begin, 0) == 0) {
-      std::istringstream words(line.substr(begin.size()));
-      DocumentedTable& table = tables.emplace_back();
-      for (std::string word; words >> word && word != "-->";) {
-        const bool is_file = word.ends_with(".json");
-        table.arguments.push_back(is_file ? SWITCHYARD_SOURCE_DIR "/bench/results/" + word : word);
-      }
-      is_inside = true;
-    } else if (is_inside && (line.rfind("| ", 0) == 0 || line.find("rows are") != line.npos)) {
-      tables.back().lines += line + "\n";
-      is_inside = line.rfind("| ", 0) == 0;
-    }
-  }
-  return tables;
-}
-
-TEST(PlanTest, TablesOfThePageAreWhatTheCommandPrints) {
-  const std::vector<DocumentedTable> tables = documented_tables();
-  EXPECT_GE(tables.size(), 3u);
-  for (const DocumentedTable& table : tables) {
-    const CommandResult result = plan(table.arguments);
-    ASSERT_EQ(result.exit_code, 0) << result.error;
-    std::string lines;
-    std::istringstream output(result.output);
-    for (std::string line; std::getline(output, line);) {
-      if (line.rfind("| ", 0) == 0) lines += line + "\n";
-      if (line.find("rows are") != line.npos) lines += line + ".\n";
-    }
-    EXPECT_EQ(lines, table.lines);
-  }
 }
 
 }  // namespace

@@ -65,7 +65,9 @@ TEST(ForecastTest, MemoryLimitsTheChoice) {
   question.max_memory_bytes = 1e6;
   const Forecast none = forecast(question, 1);
   EXPECT_EQ(none.best, -1);
-  EXPECT_TRUE(none.why.empty());
+  EXPECT_EQ(none.why.rfind("no choice is possible: ", 0), 0u) << none.why;
+  ASSERT_GE(none.shown, 0);
+  EXPECT_EQ(none.choices[static_cast<std::size_t>(none.shown)].layout, Layout::kExpanded);
   question.max_memory_bytes = 0.2e9;  // batched takes more
   const Forecast some = forecast(question, 1);
   ASSERT_GE(some.best, 0);

@@ -33,6 +33,23 @@ TEST(MemoryUseTest, PushWindowsAreThoseOfTheDesignPage) {
               0.5e6);
 }
 
+// Calls of micro-batches are in flight together, each with a part of the tokens.
+TEST(MemoryUseTest, EveryMicroBatchHasASlot) {
+  HostsShape split = shape_of(8, 1, 128);
+  split.num_micro_batches = 3;  // of 43, 43 and 42 tokens
+  const MemoryUse one = memory_use(shape_of(8, 1, 43), 256, "push");
+  const MemoryUse push = memory_use(split, 256, "push");
+  EXPECT_EQ(push.window_bytes, 3 * one.window_bytes);
+  EXPECT_EQ(push.receive_bytes, 3 * one.receive_bytes);
+  ExchangeConfig config = split.exchange_config();
+  config.max_tokens_per_rank = 43;
+  config.max_in_flight = 3;
+  const ExchangeMemory stated = exchange_memory(config, 8, 0);
+  const MemoryUse pull = memory_use(split, 256, "pull");
+  EXPECT_EQ(pull.window_bytes, stated.window_bytes);
+  EXPECT_EQ(pull.receive_bytes, stated.receive_bytes);
+}
+
 TEST(MemoryUseTest, MessagesHaveNoWindowAndHostsHaveParts) {
   const HostsShape shape = shape_of(16, 2, 128);
   const MemoryUse messages = memory_use(shape, 256, "messages");
