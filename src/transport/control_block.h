@@ -56,7 +56,7 @@ class ControlBlock {
   void ring(int rank) const noexcept;
 
   /// Publishes the cause, unless there is one already, and wakes every rank. True for the first
-  /// caller.
+  /// caller. There is a cause when it returns, also when the first caller died while it wrote one.
   bool abort(std::uint32_t code, int culprit, const char* reason) const noexcept;
 
  private:

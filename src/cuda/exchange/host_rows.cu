@@ -48,17 +48,6 @@ __global__ void __launch_bounds__(kThreads) pack_ids_kernel(PackIdsArgs a) {
   }
 }
 
-__global__ void __launch_bounds__(kMaxPushRanks)
-    compare_modes_kernel(const __grid_constant__ CompareModesArgs a) {
-  const auto i = static_cast<int>(threadIdx.x);
-  if (i >= a.num_sources || has_failed(a.watch)) return;
-  const std::uint32_t mode = *a.modes[i];
-  if (mode == a.mode) return;
-  give_up(a.watch, WaitFailure::kDifferentMode,
-          {WaitPlace::kAnnouncement, a.sources[i], -1, next_call(a.state)},
-          static_cast<std::int32_t>(a.mode), static_cast<std::int32_t>(mode), 0);
-}
-
 /// What a lane holds of a chunk of a returned row, in units that lie one warp of units apart.
 template <int kWords, int kCount>
 struct ReturnUnits {
@@ -208,10 +197,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void count_stay_kernel(std::uint32_t* word) {
+__device__ __forceinline__ void count_stay(std::uint32_t* word) {
   volatile std::uint32_t* counted = word;
   *counted = *counted + 1;
   __threadfence_system();
+}
+
+__global__ void begin_stay_kernel(std::uint32_t* begun) { count_stay(begun); }
+
+__global__ void __launch_bounds__(kMaxPushRanks)
+    end_stay_kernel(const __grid_constant__ EndStayArgs a) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i == 0) count_stay(a.ended);
+  if (has_failed(a.watch)) return;
+  WaitFor what{a.place, a.peer, -1, next_call(a.state)};
+  if (a.place == WaitPlace::kReturnedRow) --what.call;
+  if (*const_cast<const volatile std::uint32_t*>(a.watch.abort_word) != 0) {
+    give_up(a.watch, WaitFailure::kAborted, what, 0, 0, 0);
+    return;
+  }
+  if (i >= a.num_sources) return;
+  const std::uint32_t mode = *a.modes[i];
+  if (mode == a.mode) return;
+  what.peer = a.sources[i];
+  give_up(a.watch, WaitFailure::kDifferentMode, what, static_cast<std::int32_t>(a.mode),
+          static_cast<std::int32_t>(mode), 0);
 }
 
 /// As the units of combine_send.cuh and combine_quantized.cuh.
@@ -232,10 +242,6 @@ void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream) {
   launch_kernel(pack_ids_kernel,
                 shape_of(std::int64_t{args.max_tokens} * args.num_topk, kThreads, stream),
                 "dispatch", args);
-}
-
-void launch_compare_modes(const CompareModesArgs& args, cudaStream_t stream) {
-  launch_kernel(compare_modes_kernel, {1, kMaxPushRanks, 0, false, stream}, "dispatch", args);
 }
 
 void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream) {
@@ -267,8 +273,12 @@ void launch_place_weights(const CrossingWeightsArgs& args, cudaStream_t stream) 
                 args);
 }
 
-void launch_count_stay(std::uint32_t* word, cudaStream_t stream) {
-  launch_kernel(count_stay_kernel, {1, 1, 0, false, stream}, "exchange", word);
+void launch_begin_stay(std::uint32_t* begun, cudaStream_t stream) {
+  launch_kernel(begin_stay_kernel, {1, 1, 0, false, stream}, "exchange", begun);
+}
+
+void launch_end_stay(const EndStayArgs& args, cudaStream_t stream) {
+  launch_kernel(end_stay_kernel, {1, kMaxPushRanks, 0, false, stream}, "exchange", args);
 }
 
 }  // namespace switchyard::cuda

@@ -28,18 +28,6 @@ struct PackIdsArgs {
 };
 void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream);
 
-/// Modes of ranks whose messages have come, and of this rank.
-struct CompareModesArgs {
-  CallState state;
-  Watch watch;
-  std::uint32_t mode = 0;
-  std::int32_t num_sources = 0;
-  std::int32_t sources[kMaxPushRanks] = {};
-  const std::uint32_t* modes[kMaxPushRanks] = {};
-};
-/// Gives up if they differ: forwarded announcements carry the mode of the forwarder.
-void launch_compare_modes(const CompareModesArgs& args, cudaStream_t stream);
-
 /// Rows in wire form, by token. A row has room for whole vectors.
 struct PackedRows {
   std::byte* rows = nullptr;
@@ -96,11 +84,27 @@ struct CrossingWeightsArgs {
 void launch_collect_weights(const CrossingWeightsArgs& args, cudaStream_t stream);
 void launch_place_weights(const CrossingWeightsArgs& args, cudaStream_t stream);
 
-/// Counts a stay of the stream in NCCL, for who watches from the host.
+/// Counts the stays of a stream in NCCL, for who watches from the host.
 struct StayWords {
   std::uint32_t begun;
   std::uint32_t ended;
 };
-void launch_count_stay(std::uint32_t* word, cudaStream_t stream);
+void launch_begin_stay(std::uint32_t* begun, cudaStream_t stream);
+
+/// Gives up, so that no kernel behind reads what has come, if the group was aborted: messages that
+/// were aborted have ended, too, with anything in their memory. Also if a source passed another
+/// mode: announcements of forwarded tokens carry that of the forwarder.
+struct EndStayArgs {
+  std::uint32_t* ended = nullptr;
+  CallState state;
+  Watch watch;
+  WaitPlace place = WaitPlace::kAnnouncement;
+  std::int32_t peer = -1;
+  std::uint32_t mode = 0;
+  std::int32_t num_sources = 0;
+  std::int32_t sources[kMaxPushRanks] = {};
+  const std::uint32_t* modes[kMaxPushRanks] = {};
+};
+void launch_end_stay(const EndStayArgs& args, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -204,14 +204,16 @@ cuda::DispatchArgs PushHosts::forwarded_args(const Forward& forward, int source,
   return args;
 }
 
-void PushHosts::exchange(std::size_t slot, Operation operation,
+void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArgs end,
                          const std::vector<LinkMessage>& sent,
                          const std::vector<LinkMessage>& received, const WaitSite& site,
                          cudaStream_t stream) {
   cuda::StayWords& stay = stay_of(slot, operation);
-  cuda::launch_count_stay(&stay.begun, stream);
+  end.ended = &stay.ended;
+  end.peer = peers_[0];
+  cuda::launch_begin_stay(&stay.begun, stream);
   links_->exchange(sent, received, site, stream);
-  cuda::launch_count_stay(&stay.ended, stream);
+  cuda::launch_end_stay(end, stream);
 }
 
 std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
@@ -247,11 +249,18 @@ std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
     if (host == own_host()) continue;
     sent.push_back({rank_, map_.forwarder(rank_, host), slot.sent, message.num_bytes});
   }
+  cuda::EndStayArgs end{.state = last.state, .watch = last.watch, .mode = last.mode};
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    received.push_back({forwarded_[i], forwarded_[i], slot.forwards[i].message, message.num_bytes});
+    std::byte* from = slot.forwards[i].message;
+    received.push_back({forwarded_[i], forwarded_[i], from, message.num_bytes});
+    end.sources[end.num_sources] = forwarded_[i];
+    end.modes[end.num_sources++] = reinterpret_cast<const std::uint32_t*>(from + message.mode);
   }
-  exchange(index, kDispatch, sent, received, site, stream);
-  compare_modes(slot, last, message, stream);
+  {
+    const std::lock_guard lock(mutex_);
+    last_mode_ = last.mode;
+  }
+  exchange(index, kDispatch, end, sent, received, site, stream);
   std::vector<cuda::DispatchArgs> forwarded;
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     for (std::size_t r = 0; r < regions.size(); ++r) {
@@ -260,18 +269,6 @@ std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
     }
   }
   return forwarded;
-}
-
-void PushHosts::compare_modes(const Slot& slot, const cuda::DispatchArgs& own,
-                              const DispatchMessage& message, cudaStream_t stream) const {
-  if (forwarded_.empty()) return;
-  cuda::CompareModesArgs args{.state = own.state, .watch = own.watch, .mode = own.mode};
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    args.sources[args.num_sources] = forwarded_[i];
-    args.modes[args.num_sources++] =
-        reinterpret_cast<const std::uint32_t*>(slot.forwards[i].message + message.mode);
-  }
-  cuda::launch_compare_modes(args, stream);
 }
 
 void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing,
@@ -391,7 +388,9 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
     received.push_back({rank_, map_.forwarder(rank_, host),
                         slot.returned[static_cast<std::size_t>(host)], message_of(host).num_bytes});
   }
-  exchange(index, kCombine, sent, received, site, stream);
+  exchange(index, kCombine,
+           {.state = own, .watch = kernels.watch, .place = cuda::WaitPlace::kReturnedRow}, sent,
+           received, site, stream);
   for (int host = 0; host < map_.num_hosts(); ++host) {
     if (host == own_host()) continue;
     const ReturnMessage in = message_of(host);
@@ -437,9 +436,10 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
   }
   cuda::launch_pack_ids({}, nullptr);
-  cuda::launch_compare_modes({}, nullptr);
-  cuda::launch_count_stay(&stay_of(0, kDispatch).begun, nullptr);
-  cuda::launch_count_stay(&stay_of(0, kDispatch).ended, nullptr);
+  const cuda::CallState& state = kernels.main.base.state;
+  cuda::launch_begin_stay(&stay_of(0, kDispatch).begun, nullptr);
+  cuda::launch_end_stay(
+      {.ended = &stay_of(0, kDispatch).ended, .state = state, .watch = kernels.watch}, nullptr);
   cuda::ReturnedRowsArgs rows;
   rows.layout = shape_.main;
   rows.wire = shape_.config.combine_scheme;

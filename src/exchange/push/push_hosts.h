@@ -118,11 +118,9 @@ class PushHosts final : public LinkWatch {
   void add_up(const Slot& slot, const SlotKernels& kernels, const cuda::CallState& lists,
               std::int64_t num_tokens, std::byte* window, const GridRequest& grid,
               cudaStream_t stream) const;
-  void exchange(std::size_t slot, Operation operation, const std::vector<LinkMessage>& sent,
-                const std::vector<LinkMessage>& received, const WaitSite& site,
-                cudaStream_t stream);
-  void compare_modes(const Slot& slot, const cuda::DispatchArgs& own,
-                     const DispatchMessage& message, cudaStream_t stream) const;
+  void exchange(std::size_t slot, Operation operation, cuda::EndStayArgs end,
+                const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
+                const WaitSite& site, cudaStream_t stream);
   std::int64_t stay_timeout_ms() const;
   std::size_t part_of(std::size_t number) const;
   int own_host() const { return map_.host_of(rank_); }
@@ -139,9 +137,10 @@ class PushHosts final : public LinkWatch {
   std::int64_t timeout_ms_ = 0;
   cuda::PinnedBuffer words_;  ///< StayWords of each slot and operation
   std::vector<Slot> slots_;
-  std::mutex mutex_;  // guards the stays
+  std::mutex mutex_;  // guards the three below
   std::vector<Stay> stays_;
   std::int64_t failed_since_ns_ = 0;
+  std::uint32_t last_mode_ = 0;  ///< of the dispatches that were issued or captured
   std::unique_ptr<RankLinks> links_;
 };
 

@@ -29,13 +29,12 @@ WaitFailureText bad_id(const cuda::WaitRecord& record, int rank, std::int64_t nu
   return text;
 }
 
-std::string mode_text(std::int32_t mode) {
-  const auto bits = static_cast<std::uint32_t>(mode);
-  return fmt::format("max_tokens {} and routing_only {}", bits & ~cuda::kRoutingOnly,
-                     (bits & cuda::kRoutingOnly) != 0);
-}
-
 }  // namespace
+
+std::string mode_text(std::uint32_t mode) {
+  return fmt::format("max_tokens {} and routing_only {}", mode & ~cuda::kRoutingOnly,
+                     (mode & cuda::kRoutingOnly) != 0);
+}
 
 WaitSite site_of(const cuda::WaitRecord& record) {
   switch (static_cast<cuda::WaitPlace>(record.place)) {
@@ -71,14 +70,17 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
               fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
                           "combine_send; pass them on every rank",
                           record.peer)};
-    case cuda::WaitFailure::kDifferentMode:
+    case cuda::WaitFailure::kDifferentMode: {
+      const auto seen = static_cast<std::uint32_t>(record.seen);
+      const auto expected = static_cast<std::uint32_t>(record.expected);
       return {Errc::kInvalidArgument,
               Errc::kInvalidArgument,
               true,
               record.peer,
               function,
               fmt::format("rank {} passed {}, rank {} {}; every rank must pass the same",
-                          record.peer, mode_text(record.seen), rank, mode_text(record.expected))};
+                          record.peer, mode_text(seen), rank, mode_text(expected))};
+    }
     case cuda::WaitFailure::kCombinedTwice:
       return {Errc::kInvalidArgument,
               Errc::kAborted,

@@ -33,6 +33,9 @@ struct WaitFailureText {
 WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t num_experts,
                          int between = -1);
 
+/// Of DispatchArgs::mode: "max_tokens 128 and routing_only false".
+std::string mode_text(std::uint32_t mode);
+
 /// Where the kernel was.
 WaitSite site_of(const cuda::WaitRecord& record);
 

@@ -14,6 +14,7 @@
 #include "core/format.h"
 #include "core/format_ranks.h"
 #include "exchange/push/push_hosts.h"
+#include "exchange/push/wait_failure.h"
 
 namespace switchyard {
 namespace {
@@ -61,9 +62,9 @@ void PushHosts::look(Control& control) noexcept {
     if (failed_since_ns_ != 0 && now - failed_since_ns_ > kGraceNs) {
       control.abort(
           Errc::kSystem, rank_,
-          fmt::format("rank {} exchanges messages with {}: {}; if no rank was lost, ranks may have "
-                      "passed different max_tokens to dispatch",
-                      rank_, format_ranks(peers_), failure));
+          fmt::format("rank {} exchanges messages with {}: {}; if no rank was lost, see that every "
+                      "rank passes dispatch {} as it does",
+                      rank_, format_ranks(peers_), failure, mode_text(last_mode_)));
     }
     for (std::size_t i = 0; i < stays_.size(); ++i) {
       cuda::StayWords& words = words_.as<cuda::StayWords>()[i];
@@ -78,9 +79,10 @@ void PushHosts::look(Control& control) noexcept {
       const bool is_dispatch = i % kNumOperations == kDispatch;
       const Phase phase = is_dispatch ? Phase::kDispatchReceive : Phase::kCombineReceive;
       control.abort(Errc::kTimeout, peers_.size() == 1 ? peers_[0] : -1,
-                    fmt::format("rank {} exchanged no messages with {} within {:.1f} s in {}",
+                    fmt::format("rank {} exchanged no messages with {} within {:.1f} s in {}; its "
+                                "dispatch passed {}",
                                 rank_, format_ranks(peers_), static_cast<double>(timeout_ms) * 1e-3,
-                                name_of(phase)));
+                                name_of(phase), mode_text(last_mode_)));
       stay.deadline = Deadline::after_ms(timeout_ms);
     }
   } catch (const std::exception&) {  // no memory for the text: at the next look

@@ -48,6 +48,7 @@ TEST(ControlBlockTest, OneOfManyAbortsWins) {
         threads.emplace_back([&, i] {
           const std::string reason(200, static_cast<char>('a' + i));
           if (block.control.abort(abort_code(Errc::kAborted), i, reason.c_str())) ++num_first;
+          EXPECT_NE(block.control.abort_line().code, 0u);
         });
       }
     }
@@ -56,6 +57,14 @@ TEST(ControlBlockTest, OneOfManyAbortsWins) {
     EXPECT_EQ(errc_of(cause.code), Errc::kAborted);
     EXPECT_EQ(cause.reason, std::string(200, static_cast<char>('a' + cause.culprit)));
   }
+}
+
+TEST(ControlBlockTest, CauseOfOneWhoDiedIsReplaced) {
+  const Block block(2);
+  block.control.abort_line().claimed = 1;
+  EXPECT_FALSE(block.control.abort(abort_code(Errc::kPeerLost), 1, "gone"));
+  EXPECT_EQ(errc_of(block.control.abort_line().code), Errc::kPeerLost);
+  EXPECT_EQ(block.control.abort_line().culprit, 1);
 }
 
 TEST(ControlBlockTest, ReasonIsCutToItsPlace) {
