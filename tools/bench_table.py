@@ -32,8 +32,10 @@ CUDA_ROWS = [  # call, description, names of the measurements; calls of cuda_qua
 ]
 EXPERT_ROWS = {
     "batch 16 of 512, bf16": "16 in each of 32 x 512 places",
+    "batch 16 of 512, fp8": "the same, fp8 rows",
     "batch 16 of 16, bf16": "16 in each of 32 x 16 places",
     "4096 rows, bf16": "4096, one expert after another",
+    "65536 rows, bf16": "65,536, one expert after another",
 }
 
 
@@ -139,10 +141,11 @@ def cuda_calls(entries):
 
 def cuda_experts(entries):
     found = {(entry["case"], entry["experts"]): entry for entry in entries}
-    lines = ["| Rows | `exact` | `cublas` |", "|---|---:|---:|"]
+    names = list(dict.fromkeys(entry["experts"] for entry in entries))
+    lines = ["| Rows | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" + "|---:" * len(names) + "|"]
     for case, label in EXPERT_ROWS.items():
-        cells = [f"{found[case, e]['us'] / 1000:.2f} ms, {found[case, e]['tflops']:.0f} TFLOP/s" for e in ("exact", "cublas")]
-        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+        cells = [f"{found[case, name]['us'] / 1000:.2f} ms, {found[case, name]['tflops']:.0f} TFLOP/s" for name in names]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 
