@@ -8,6 +8,7 @@
 #include "core/carver.h"
 #include "core/round_up.h"
 #include "exchange/push/received_memory.h"
+#include "quant/scheme.h"
 
 namespace switchyard {
 namespace {
@@ -26,36 +27,78 @@ class Offsets {
   Carver parts_{nullptr, kPartAlignment};
 };
 
-// With room for whole vectors.
-std::int64_t row_stride(const PushShape& shape) {
-  const std::int64_t vec_bytes = std::int64_t{kVecElements} * shape.element_bits / 8;
-  return align_up(cdiv<std::int64_t>(shape.hidden, kVecElements) * vec_bytes,
-                  static_cast<std::int64_t>(kUnitBytes));
+// Rows of a region as they cross, and their scales.
+struct RowForm {
+  std::int64_t elements = 0;
+  std::int32_t element_bits = 0;
+  std::size_t scale_bytes = 0;
+
+  // With room for whole vectors.
+  std::int64_t stride() const {
+    const std::int64_t vec_bytes = std::int64_t{kVecElements} * element_bits / 8;
+    return align_up(cdiv<std::int64_t>(elements, kVecElements) * vec_bytes,
+                    static_cast<std::int64_t>(kUnitBytes));
+  }
+};
+
+RowForm form_of(const PushLayout& layout) {
+  return {layout.shape.hidden, layout.shape.element_bits, 0};
 }
 
-}  // namespace
+RowForm form_of_tokens(const PushExchangeShape& shape, bool routing_only) {
+  RowForm form = form_of(shape.main);
+  if (routing_only) {
+    form.elements = std::min<std::int64_t>(kVecElements, form.elements);
+  } else if (shape.main.shape.chunk_scale_bytes > 0 && shape.exchange.num_scales > 0) {
+    const int scale_bits = bits_of(scale_dtype(shape.config.scheme));
+    form.scale_bytes = static_cast<std::size_t>(shape.exchange.num_scales * scale_bits / 8);
+  }
+  return form;
+}
 
-DispatchMessage dispatch_message(const std::vector<cuda::DispatchArgs>& regions,
-                                 std::int64_t max_tokens) {
-  const cuda::DispatchArgs& last = regions.back();
-  const std::int64_t num_choices = max_tokens * last.num_topk;
+// `last`: the region whose ids go along, for `num_topk` choices.
+DispatchMessage message_of(const std::vector<RowForm>& forms, const PushLayout& last,
+                           std::int32_t num_topk, std::int64_t max_tokens) {
+  const std::int64_t num_choices = max_tokens * num_topk;
   Offsets offsets;
   DispatchMessage message;
   message.mode = offsets.take(1, sizeof(std::uint32_t));
   message.ids = offsets.take(num_choices, sizeof(std::int32_t));
-  message.weights = offsets.take(last.layout.shape.sends_weights ? num_choices : 0, sizeof(float));
-  for (const cuda::DispatchArgs& region : regions) {
+  message.weights = offsets.take(last.shape.sends_weights ? num_choices : 0, sizeof(float));
+  for (const RowForm& form : forms) {
     CrossingRows& rows = message.regions.emplace_back();
-    rows.stride = row_stride(region.layout.shape);
+    rows.stride = form.stride();
     rows.rows = offsets.take(max_tokens, static_cast<std::size_t>(rows.stride));
-    const ScaleGeometry& scales = region.scales.block;
-    rows.has_scales = region.layout.shape.chunk_scale_bytes > 0 && scales.num_scales > 0;
-    if (!rows.has_scales) continue;
-    rows.scales = offsets.take(max_tokens, static_cast<std::size_t>(scales.num_scales) *
-                                               static_cast<std::size_t>(scales.element_bytes));
+    rows.has_scales = form.scale_bytes > 0;
+    if (rows.has_scales) rows.scales = offsets.take(max_tokens, form.scale_bytes);
   }
   message.num_bytes = offsets.num_bytes();
   return message;
+}
+
+// Of any call.
+std::size_t largest_dispatch_bytes(const PushExchangeShape& shape) {
+  const std::int64_t max_tokens = shape.config.max_tokens_per_rank;
+  const std::size_t bytes = dispatch_message(shape, max_tokens, false).num_bytes;
+  if (!shape.gathers_routing) return bytes;
+  return std::max(bytes, routing_message(shape, max_tokens).num_bytes);
+}
+
+}  // namespace
+
+DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,
+                                 bool routing_only) {
+  std::vector<RowForm> forms;
+  if (!routing_only) {
+    for (const PushLayout& payload : shape.payloads) forms.push_back(form_of(payload));
+  }
+  forms.push_back(form_of_tokens(shape, routing_only));
+  return message_of(forms, shape.main, shape.main_topk, max_tokens);
+}
+
+DispatchMessage routing_message(const PushExchangeShape& shape, std::int64_t max_tokens) {
+  return message_of({form_of(shape.routing)}, shape.routing, shape.main_ownership.num_ranks,
+                    max_tokens);
 }
 
 ReturnMessage return_message(const PushExchangeShape& shape, int host_size,
@@ -83,6 +126,58 @@ ReturnPart return_part(const PushExchangeShape& shape) {
   part.weights = offsets.take(1, shape.weights.total_bytes);
   part.num_bytes = offsets.num_bytes();
   return part;
+}
+
+std::size_t return_part_offset(const PushExchangeShape& shape, std::size_t number) {
+  return checked_add(align_up(shape.window_bytes, kPartAlignment),
+                     checked_mul(number, return_part(shape).num_bytes));
+}
+
+std::size_t hosts_window_bytes(const PushExchangeShape& shape, const HostMap& map) {
+  return return_part_offset(shape, map.max_forwarded());
+}
+
+HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank) {
+  const std::int64_t max_tokens = shape.config.max_tokens_per_rank;
+  const auto returned_bytes = [&](int host) {
+    const auto size = static_cast<int>(map.ranks_of(host).size());
+    return return_message(shape, size, max_tokens).num_bytes;
+  };
+  // Routing that goes to every rank has a choice for each.
+  const std::int32_t num_topk = shape.gathers_routing
+                                    ? std::max(shape.main_topk, shape.main_ownership.num_ranks)
+                                    : shape.main_topk;
+  const std::int64_t num_choices = checked_mul<std::int64_t>(max_tokens, num_topk);
+  Offsets offsets;
+  const auto take_lists = [&] {
+    ListOffsets lists;
+    lists.num_partials = offsets.take(max_tokens, sizeof(std::int32_t));
+    lists.columns = offsets.take(num_choices, sizeof(std::int32_t));
+    lists.partial_ranks = offsets.take(num_choices, sizeof(std::int32_t));
+    return lists;
+  };
+  const int own_host = map.host_of(rank);
+  const std::size_t message = largest_dispatch_bytes(shape);
+  HostsSlotLayout layout;
+  layout.sent = offsets.take(1, message);
+  for (std::size_t i = 0; i < map.forwarded_by(rank).size(); ++i) {
+    HostsSlotLayout::Forward& forward = layout.forwards.emplace_back();
+    forward.message = offsets.take(1, std::max(message, returned_bytes(own_host)));
+    forward.lists = take_lists();
+    forward.lists.partial_weights = offsets.take(num_choices, sizeof(float));
+  }
+  if (shape.config.reduce == Reduce::kPerHost) {
+    layout.of_ranks = take_lists();
+    layout.of_hosts = take_lists();
+    layout.sums = offsets.take(checked_mul(max_tokens, shape.config.hidden), sizeof(float));
+  }
+  layout.returned.assign(static_cast<std::size_t>(map.num_hosts()), 0);
+  for (int host = 0; host < map.num_hosts(); ++host) {
+    if (host == own_host) continue;
+    layout.returned[static_cast<std::size_t>(host)] = offsets.take(1, returned_bytes(host));
+  }
+  layout.num_bytes = offsets.num_bytes();
+  return layout;
 }
 
 }  // namespace switchyard

@@ -2,7 +2,9 @@
 //
 // crossing.h: what crosses between GPUs of different hosts, as messages of fixed size: M tokens of
 // each rank, however many it has and wherever they go. So no host needs to know counts, and a graph
-// captures the messages with the kernels.
+// captures the messages with the kernels. Then the memory that holds them. Pure functions of the
+// configuration and of the host map: the exchange allocates and sends what they say, and
+// `switchyard plan` counts it.
 //
 //   of dispatch  the mode of the call, ids [M, K], weights [M, K], and of each region
 //                (push_shape.h) rows [M] in wire form and their scales [M, S]; the same for every
@@ -15,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/exchange/exchange_args.h"
 #include "exchange/push/push_shape.h"
+#include "plan/host_map.h"
 
 namespace switchyard {
 
@@ -32,13 +34,15 @@ struct DispatchMessage {
   std::size_t mode = 0;  ///< of its sender, at the same place in every message
   std::size_t ids = 0;
   std::size_t weights = 0;
-  std::vector<CrossingRows> regions;
+  std::vector<CrossingRows> regions;  ///< as they are dispatched, the last one with the ids
   std::size_t num_bytes = 0;
 };
 
-/// `regions`: as they are dispatched, the last one with the ids.
-DispatchMessage dispatch_message(const std::vector<cuda::DispatchArgs>& regions,
-                                 std::int64_t max_tokens);
+/// Of payloads and tokens; with `routing_only` of tokens, one vector of elements each.
+DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,
+                                 bool routing_only);
+/// Of the routing, where shape.gathers_routing.
+DispatchMessage routing_message(const PushExchangeShape& shape, std::int64_t max_tokens);
 
 struct ReturnMessage {
   std::int32_t width = 0;  ///< W
@@ -58,5 +62,35 @@ struct ReturnPart {
   std::size_t num_bytes = 0;
 };
 ReturnPart return_part(const PushExchangeShape& shape);
+
+/// Where the part of the source with this number begins, among those that a rank passes on.
+std::size_t return_part_offset(const PushExchangeShape& shape, std::size_t number);
+/// Of a slot's window with its parts; equal on all ranks.
+std::size_t hosts_window_bytes(const PushExchangeShape& shape, const HostMap& map);
+
+/// Offsets of lists of partial sums, see cuda::CallState.
+struct ListOffsets {
+  std::size_t num_partials = 0;
+  std::size_t columns = 0;
+  std::size_t partial_ranks = 0;
+  std::size_t partial_weights = 0;  ///< of forwarded tokens only
+};
+
+/// The memory of a slot beside its window and what ranks of one host take.
+struct HostsSlotLayout {
+  struct Forward {
+    std::size_t message = 0;  ///< of dispatch, then of combine
+    ListOffsets lists;
+  };
+  std::size_t sent = 0;
+  std::vector<Forward> forwards;      ///< of the sources that the rank passes on, ascending
+  std::vector<std::size_t> returned;  ///< by host; not of the own
+  // per_host only.
+  ListOffsets of_ranks;  ///< the ranks of one host, ascending
+  ListOffsets of_hosts;  ///< hosts, for own tokens
+  std::size_t sums = 0;  ///< [T, H] f32
+  std::size_t num_bytes = 0;
+};
+HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank);
 
 }  // namespace switchyard

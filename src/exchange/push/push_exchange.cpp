@@ -206,7 +206,9 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
   enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
   if (hosts_ != nullptr) {
-    launch_over_hosts(slot, regions_of(slot.kernels, slot.dispatch), phases, stream);
+    const PushDispatch& call = slot.dispatch;
+    launch_over_hosts(slot, regions_of(slot.kernels, call),
+                      dispatch_message(shape_, call.max_tokens, call.routing_only), phases, stream);
   } else {
     for (std::size_t i = 0; i < slot.dispatch.payloads.size(); ++i) {
       launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
@@ -355,7 +357,7 @@ WireBytes PushExchange::wire_bytes(const DispatchHandle& handle) const {
   const std::size_t index = handles_.index_of(handle, "wire_bytes");
   const Slot& slot = slots_[index];
   const bool gathers = drops(slot) || (shape_.gathers && shape_.gathers_routing);
-  WireBytes bytes = hosts_->wire_bytes(slot.kernels, slot.dispatch, gathers);
+  WireBytes bytes = hosts_->wire_bytes(slot.dispatch, gathers);
   if (handles_.stage(index) == Stage::kSent) bytes.combine = 0;
   return bytes;
 }

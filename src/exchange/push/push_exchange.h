@@ -79,7 +79,7 @@ class PushExchange final : public ExchangeBackend {
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                    Stream stream) const;
   void launch_over_hosts(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
-                         cuda::Phases phases, Stream stream);
+                         const DispatchMessage& message, cuda::Phases phases, Stream stream);
   void launch_forwarded(const Slot& slot, cuda::DispatchArgs args, Stream stream) const;
   void launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,
                                 cuda::Phases phases, Stream stream);

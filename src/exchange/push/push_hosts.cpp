@@ -39,11 +39,15 @@ void require_distinct_machines(const HostMap& map, const std::vector<std::string
   }
 }
 
-PushDispatch largest_call(const SlotKernels& kernels) {
-  PushDispatch call;
-  call.payloads.resize(kernels.payloads.size());
-  call.max_tokens = kernels.shape->config.max_tokens_per_rank;
-  return call;
+cuda::CallState lists_at(std::byte* memory, const ListOffsets& offsets, bool has_weights) {
+  cuda::CallState lists;
+  lists.num_partials = reinterpret_cast<std::int32_t*>(memory + offsets.num_partials);
+  lists.columns = reinterpret_cast<std::int32_t*>(memory + offsets.columns);
+  lists.partial_ranks = reinterpret_cast<std::int32_t*>(memory + offsets.partial_ranks);
+  if (has_weights) {
+    lists.partial_weights = reinterpret_cast<float*>(memory + offsets.partial_weights);
+  }
+  return lists;
 }
 
 }  // namespace
@@ -85,12 +89,6 @@ std::uint64_t PushHosts::ranks_of(int host) const {
   return ranks;
 }
 
-std::size_t PushHosts::part_of(std::size_t number) const {
-  return align_up(shape_.window_bytes, kPartAlignment) + number * return_part(shape_).num_bytes;
-}
-
-std::size_t PushHosts::window_bytes() const { return part_of(map_.max_forwarded()); }
-
 cuda::PeerTable PushHosts::windows(const DeviceWindow& window) const {
   cuda::PeerTable table{};
   for (const int rank : map_.ranks_of(own_host())) {
@@ -106,70 +104,33 @@ void PushHosts::describe(const DeviceWindow& window, SlotKernels& to) const {
   for (const int rank : map_.ranks_of(own_host())) {
     const std::vector<int> sources = map_.forwarded_by(rank);
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      std::byte* at = window.base(map_.local_of(rank)) + part_of(i);
+      std::byte* at = window.base(map_.local_of(rank)) + return_part_offset(shape_, i);
       to.far_returns.base[sources[i]] = at - shape_.main.returns_offset;
       to.far_weights.base[sources[i]] = at + part.weights;
     }
   }
 }
 
-std::size_t PushHosts::dispatch_bytes(const SlotKernels& kernels) const {
-  const PushDispatch call = largest_call(kernels);
-  std::size_t bytes = dispatch_message(regions_of(kernels, call), call.max_tokens).num_bytes;
-  if (shape_.gathers_routing) {
-    bytes =
-        std::max(bytes, dispatch_message({gather_args(kernels, call)}, call.max_tokens).num_bytes);
-  }
-  return bytes;
-}
-
-void PushHosts::lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels,
-                        std::size_t& num_bytes) {
-  const std::int64_t max_tokens = shape_.config.max_tokens_per_rank;
-  const auto tokens = static_cast<std::size_t>(max_tokens);
-  const auto returned_bytes = [&](int host) {
-    const auto size = static_cast<int>(map_.ranks_of(host).size());
-    return return_message(shape_, size, max_tokens).num_bytes;
-  };
-  // Routing that goes to every rank has a choice for each.
-  const auto topk = static_cast<std::size_t>(
-      shape_.gathers_routing ? std::max(shape_.main_topk, shape_.main_ownership.num_ranks)
-                             : shape_.main_topk);
-  const std::size_t message = dispatch_bytes(kernels);
-  Carver parts(base, kPartAlignment);
-  const auto carve_lists = [&](cuda::CallState& lists) {
-    carve(parts, lists.num_partials, tokens);
-    carve(parts, lists.columns, tokens * topk);
-    carve(parts, lists.partial_ranks, tokens * topk);
-  };
-  slot.sent = parts.carve(message);
-  slot.forwards.assign(forwarded_.size(), {});
-  for (Forward& forward : slot.forwards) {
-    forward.message = parts.carve(std::max(message, returned_bytes(own_host())));
-    carve_lists(forward.state);
-    carve(parts, forward.state.partial_weights, tokens * topk);
-  }
-  if (shape_.config.reduce == Reduce::kPerHost) {
-    carve_lists(slot.of_ranks);
-    carve_lists(slot.of_hosts);
-    slot.sums =
-        parts.carve(tokens * static_cast<std::size_t>(shape_.config.hidden) * sizeof(float));
-  }
-  slot.returned.assign(static_cast<std::size_t>(map_.num_hosts()), nullptr);
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host == own_host()) continue;
-    slot.returned[static_cast<std::size_t>(host)] = parts.carve(returned_bytes(host));
-  }
-  num_bytes = parts.used_bytes();
-}
-
-void PushHosts::allocate(std::size_t index, const SlotKernels& kernels, cudaStream_t stream) {
+void PushHosts::allocate(std::size_t index, cudaStream_t stream) {
+  const HostsSlotLayout layout = hosts_slot_layout(shape_, map_, rank_);
   Slot& slot = slots_[index];
-  std::size_t num_bytes = 0;
-  lay_out(slot, nullptr, kernels, num_bytes);
-  slot.memory = cuda::DeviceBuffer(num_bytes);
-  cuda::check_cuda(cudaMemsetAsync(slot.memory.data(), 0, num_bytes, stream), "cudaMemsetAsync");
-  lay_out(slot, slot.memory.data(), kernels, num_bytes);
+  slot.memory = cuda::DeviceBuffer(layout.num_bytes);
+  std::byte* const base = slot.memory.data();
+  cuda::check_cuda(cudaMemsetAsync(base, 0, layout.num_bytes, stream), "cudaMemsetAsync");
+  slot.sent = base + layout.sent;
+  slot.forwards.clear();
+  for (const HostsSlotLayout::Forward& forward : layout.forwards) {
+    slot.forwards.push_back({base + forward.message, lists_at(base, forward.lists, true)});
+  }
+  slot.returned.clear();
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    const std::size_t offset = layout.returned[static_cast<std::size_t>(host)];
+    slot.returned.push_back(host == own_host() ? nullptr : base + offset);
+  }
+  if (shape_.config.reduce != Reduce::kPerHost) return;
+  slot.of_ranks = lists_at(base, layout.of_ranks, false);
+  slot.of_hosts = lists_at(base, layout.of_hosts, false);
+  slot.sums = base + layout.sums;
 }
 
 // The region `own` of another rank: with its number and tokens, and with lists of its own.
@@ -218,10 +179,10 @@ void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArg
 
 std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
                                                  const std::vector<cuda::DispatchArgs>& regions,
+                                                 const DispatchMessage& message,
                                                  const PushDispatch& call, const WaitSite& site,
                                                  cudaStream_t stream) {
   const Slot& slot = slots_[index];
-  const DispatchMessage message = dispatch_message(regions, call.max_tokens);
   const cuda::DispatchArgs& last = regions.back();
   cuda::launch_pack_ids({.ids = last.tokens.ids,
                          .topk_weights = last.tokens.topk_weights,
@@ -405,10 +366,9 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
 }
 
 // Messages have their size whatever the routing is: a row of every token goes to each other host.
-WireBytes PushHosts::wire_bytes(const SlotKernels& kernels, const PushDispatch& call,
-                                bool gathers) const {
-  std::size_t message = dispatch_message(regions_of(kernels, call), call.max_tokens).num_bytes;
-  if (gathers) message += dispatch_message({gather_args(kernels, call)}, call.max_tokens).num_bytes;
+WireBytes PushHosts::wire_bytes(const PushDispatch& call, bool gathers) const {
+  std::size_t message = dispatch_message(shape_, call.max_tokens, call.routing_only).num_bytes;
+  if (gathers) message += routing_message(shape_, call.max_tokens).num_bytes;
   const auto host_size = static_cast<int>(map_.ranks_of(own_host()).size());
   const std::size_t returned = return_message(shape_, host_size, call.max_tokens).num_bytes;
   const auto num_others = static_cast<std::size_t>(map_.num_hosts() - 1);

@@ -43,14 +43,14 @@ class PushHosts final : public LinkWatch {
   bool has_shared_gpus() const { return has_shared_gpus_; }
 
   /// Parts for returned rows included; equal on all ranks.
-  std::size_t window_bytes() const;
+  std::size_t window_bytes() const { return hosts_window_bytes(shape_, map_); }
   /// What kernels are given besides the windows of this host.
   void describe(const DeviceWindow& window, SlotKernels& to) const;
   /// The windows of this host by rank of the group; null: of another host.
   cuda::PeerTable windows(const DeviceWindow& window) const;
 
-  /// Takes the memory of a slot, whose kernels are those that calls will use.
-  void allocate(std::size_t slot, const SlotKernels& kernels, cudaStream_t stream);
+  /// Takes the memory of a slot.
+  void allocate(std::size_t slot, cudaStream_t stream);
   std::size_t memory_bytes(std::size_t slot) const { return slots_[slot].memory.size_bytes(); }
   /// Every kernel once, without doing anything: see launch_dispatch.
   void run_kernels(const SlotKernels& kernels) const;
@@ -59,12 +59,13 @@ class PushHosts final : public LinkWatch {
   /// How long they wait for ranks of other hosts, too: see watch_hosts.cpp.
   std::uint64_t dispatch_timeout_ns() const;
 
-  /// Sends this rank's tokens to the other hosts and receives those that it forwards. Returns what
-  /// is to be dispatched for these, by source and region, in phase kSend.
+  /// Sends this rank's tokens to the other hosts, in a message of this form, and receives those
+  /// that it forwards. Returns what is to be dispatched for these, by source and region, in phase
+  /// kSend.
   std::vector<cuda::DispatchArgs> cross(std::size_t slot,
                                         const std::vector<cuda::DispatchArgs>& regions,
-                                        const PushDispatch& call, const WaitSite& site,
-                                        cudaStream_t stream);
+                                        const DispatchMessage& message, const PushDispatch& call,
+                                        const WaitSite& site, cudaStream_t stream);
   /// After the routing of all ranks is known, where every rank gets every token: which ranks of
   /// this host return rows of forwarded tokens.
   void list_returns(std::size_t slot, const cuda::RoutingArgs& routing, cudaStream_t stream) const;
@@ -77,7 +78,7 @@ class PushHosts final : public LinkWatch {
 
   /// What a dispatch, with the routing of all ranks where it is gathered, and its combine send to
   /// other hosts.
-  WireBytes wire_bytes(const SlotKernels& kernels, const PushDispatch& call, bool gathers) const;
+  WireBytes wire_bytes(const PushDispatch& call, bool gathers) const;
 
   /// Frees what is on the GPU, once nothing runs.
   void close() noexcept;
@@ -107,8 +108,6 @@ class PushHosts final : public LinkWatch {
     Deadline deadline = Deadline::after_ms(0);
   };
 
-  void lay_out(Slot& slot, std::byte* base, const SlotKernels& kernels, std::size_t& num_bytes);
-  std::size_t dispatch_bytes(const SlotKernels& kernels) const;
   cuda::DispatchArgs forwarded_args(const Forward& forward, int source,
                                     const cuda::DispatchArgs& own, const DispatchMessage& message,
                                     std::size_t region, std::int64_t max_tokens) const;
@@ -122,7 +121,6 @@ class PushHosts final : public LinkWatch {
                 const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
                 const WaitSite& site, cudaStream_t stream);
   std::int64_t stay_timeout_ms() const;
-  std::size_t part_of(std::size_t number) const;
   int own_host() const { return map_.host_of(rank_); }
   std::uint64_t ranks_of(int host) const;
 

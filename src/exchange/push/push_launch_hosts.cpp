@@ -11,13 +11,14 @@ namespace switchyard {
 // No kernel waits before that, so that the send phase of every rank ends.
 void PushExchange::launch_over_hosts(const Slot& slot,
                                      const std::vector<cuda::DispatchArgs>& regions,
-                                     cuda::Phases phases, Stream stream) {
+                                     const DispatchMessage& message, cuda::Phases phases,
+                                     Stream stream) {
   if (cuda::sends(phases)) {
     for (const cuda::DispatchArgs& args : regions) {
       launch_rows(slot, args, cuda::Phases::kSend, stream);
     }
     const std::vector<cuda::DispatchArgs> forwarded =
-        hosts_->cross(index_of(slot), regions, slot.dispatch, site_, stream.get());
+        hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get());
     for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);
   }
   if (!cuda::receives(phases)) return;

@@ -188,7 +188,7 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
   slot.kernels = make_slot_kernels(shared, windows);
   if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), stream);
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
-  if (hosts_ != nullptr) hosts_->allocate(index_of(slot), slot.kernels, stream);
+  if (hosts_ != nullptr) hosts_->allocate(index_of(slot), stream);
 }
 
 // In the order of the stream where a call does it.

@@ -103,7 +103,10 @@ void PushExchange::gather_routing(const Slot& slot, cuda::Phases phases, Stream 
   }
   const auto gather = [&](cuda::Phases of_gather) {
     const cuda::DispatchArgs args = gather_args(slot.kernels, slot.dispatch);
-    if (hosts_ != nullptr) return launch_over_hosts(slot, {args}, of_gather, stream);
+    if (hosts_ != nullptr) {
+      const DispatchMessage message = routing_message(shape_, slot.dispatch.max_tokens);
+      return launch_over_hosts(slot, {args}, message, of_gather, stream);
+    }
     launch_rows(slot, args, of_gather, stream);
     sync_if_shared(of_gather, stream);
   };

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages between GPUs of several hosts have room for what they carry. Needs no GPU.
+// Messages between GPUs of several hosts, and the memory of their exchange, have room for what they
+// carry.
 
 #include "exchange/push/crossing.h"
+
+#include <algorithm>
 
 #include <gtest/gtest.h>
 
@@ -27,22 +30,12 @@ PushExchangeShape shape_of(const QuantScheme& scheme, std::int64_t hidden, Reduc
   return make_push_exchange_shape(config, kNumRanks, 0);
 }
 
-cuda::DispatchArgs region_of(const PushExchangeShape& shape, const PushLayout& layout) {
-  cuda::DispatchArgs args;
-  args.layout = layout;
-  args.num_topk = shape.main_topk;
-  if (layout.shape.chunk_scale_bytes == 0) return args;
-  args.scales.block = scale_blocks(shape.config, shape.exchange, 0, kTokens).block;
-  return args;
-}
-
 TEST(CrossingTest, DispatchHasRoomForEveryRow) {
   for (const QuantScheme& scheme : named_schemes()) {
     for (const std::int64_t hidden : {16, 128, 612, 1024}) {
       SCOPED_TRACE(name_of(scheme) + " " + std::to_string(hidden));
       const PushExchangeShape shape = shape_of(scheme, hidden, Reduce::kPerRank);
-      const DispatchMessage message = dispatch_message(
-          {region_of(shape, shape.payloads[0]), region_of(shape, shape.main)}, kTokens);
+      const DispatchMessage message = dispatch_message(shape, kTokens, false);
       ASSERT_EQ(message.regions.size(), 2u);
       const CrossingRows& payload = message.regions[0];
       const CrossingRows& tokens = message.regions[1];
@@ -72,6 +65,26 @@ TEST(CrossingTest, DispatchHasRoomForEveryRow) {
   }
 }
 
+TEST(CrossingTest, RoutingAloneTakesOneVectorOfEachToken) {
+  const PushExchangeShape shape = shape_of(schemes::kFp8Block, 1024, Reduce::kPerRank);
+  const DispatchMessage message = dispatch_message(shape, kTokens, true);
+  ASSERT_EQ(message.regions.size(), 1u);
+  EXPECT_EQ(message.regions[0].stride, 16);
+  EXPECT_FALSE(message.regions[0].has_scales);
+  EXPECT_LT(message.num_bytes, dispatch_message(shape, kTokens, false).num_bytes);
+}
+
+TEST(CrossingTest, GatheredRoutingHasAnIdForEveryRank) {
+  ExchangeConfig config = shape_of(schemes::kNone, 256, Reduce::kPerRank).config;
+  config.layout = Layout::kAllGather;
+  const PushExchangeShape shape = make_push_exchange_shape(config, kNumRanks, 0);
+  ASSERT_TRUE(shape.gathers_routing);
+  const DispatchMessage message = routing_message(shape, kTokens);
+  ASSERT_EQ(message.regions.size(), 1u);
+  EXPECT_GE(message.regions[0].rows, message.ids + kTokens * kNumRanks * sizeof(std::int32_t));
+  EXPECT_GE(message.regions[0].stride, shape.routing_row_bytes());
+}
+
 // One row for each rank of the host that may return one, or for each choice.
 TEST(CrossingTest, ReturnsHaveRoomForEveryPartialSum) {
   const PushExchangeShape per_rank = shape_of(schemes::kNone, 256, Reduce::kPerRank);
@@ -86,6 +99,48 @@ TEST(CrossingTest, ReturnsHaveRoomForEveryPartialSum) {
   EXPECT_GE(message.weights, kTokens * 3 * exact.main.return_stride);
   EXPECT_GE(message.num_bytes, message.weights + static_cast<std::size_t>(message.num_records) * 8);
   EXPECT_GE(message.num_records, kNumRanks + kTokens * 3);
+}
+
+// Every part lies behind the one before, whatever the hosts' sizes are.
+TEST(CrossingTest, ASlotHasRoomForTheMessagesOfItsNeighbours) {
+  const HostMap map({0, 0, 0, 1});  // rank 3 passes on the tokens of three
+  for (const Reduce reduce : {Reduce::kPerRank, Reduce::kPerExpert, Reduce::kPerHost}) {
+    const PushExchangeShape shape = shape_of(schemes::kFp8Block, 1024, reduce);
+    const std::size_t dispatched = dispatch_message(shape, kTokens, false).num_bytes;
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      const HostsSlotLayout layout = hosts_slot_layout(shape, map, rank);
+      const int host = map.host_of(rank);
+      ASSERT_EQ(layout.forwards.size(), rank == 3 ? 3u : rank == 0 ? 1u : 0u);
+      const std::size_t passed_back = return_message(shape, host == 0 ? 3 : 1, kTokens).num_bytes;
+      std::size_t end = layout.sent + dispatched;
+      for (const HostsSlotLayout::Forward& forward : layout.forwards) {
+        EXPECT_GE(forward.message, end);
+        EXPECT_GE(forward.lists.num_partials, forward.message + std::max(dispatched, passed_back));
+        EXPECT_GE(forward.lists.columns, forward.lists.num_partials + kTokens * 4);
+        EXPECT_GE(forward.lists.partial_ranks, forward.lists.columns + kTokens * 3 * 4);
+        EXPECT_GE(forward.lists.partial_weights, forward.lists.partial_ranks + kTokens * 3 * 4);
+        end = forward.lists.partial_weights + kTokens * 3 * 4;
+      }
+      if (reduce == Reduce::kPerHost) {
+        EXPECT_GE(layout.of_ranks.num_partials, end);
+        EXPECT_GE(layout.of_hosts.num_partials, layout.of_ranks.partial_ranks + kTokens * 3 * 4);
+        EXPECT_GE(layout.sums, layout.of_hosts.partial_ranks + kTokens * 3 * 4);
+        end = layout.sums + kTokens * 1024 * 4;
+      }
+      const std::size_t returned = return_message(shape, host == 0 ? 1 : 3, kTokens).num_bytes;
+      ASSERT_EQ(layout.returned.size(), 2u);
+      EXPECT_GE(layout.returned[host == 0 ? 1 : 0], end);
+      EXPECT_GE(layout.num_bytes, layout.returned[host == 0 ? 1 : 0] + returned);
+    }
+  }
+}
+
+TEST(CrossingTest, WindowsHaveAPartForEverySource) {
+  const PushExchangeShape shape = shape_of(schemes::kNone, 256, Reduce::kPerRank);
+  const std::size_t part = return_part(shape).num_bytes;
+  EXPECT_GE(return_part_offset(shape, 0), shape.window_bytes);
+  EXPECT_EQ(return_part_offset(shape, 2), return_part_offset(shape, 0) + 2 * part);
+  EXPECT_EQ(hosts_window_bytes(shape, HostMap({0, 0, 0, 1})), return_part_offset(shape, 3));
 }
 
 TEST(CrossingTest, PartsHaveRoomForReturnsOfAllTokens) {
