@@ -69,8 +69,8 @@ std::string time_section(const PlanReport& report) {
            }),
       line("experts", kColors[2], [](const Forecast& one) { return one.experts_us; })};
   lines[0].is_strong = true;
-  return "<section><h2>Time</h2><p>Microseconds of the slowest rank, best choice; both axes are "
-         "logarithmic.</p>" +
+  return "<section><h2>Time</h2><p>Microseconds of the slowest rank, of the choice that Growth "
+         "names; both axes are logarithmic.</p>" +
          line_chart({"Time against ranks", "ranks", "microseconds"}, lines) + "</section>\n";
 }
 

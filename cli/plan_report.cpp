@@ -12,9 +12,9 @@
 namespace switchyard::cli {
 namespace {
 
+using forecast::CallBytes;
 using forecast::Choice;
 using forecast::Forecast;
-using forecast::LinkBytes;
 using nlohmann::ordered_json;
 
 std::string us_text(double us) {
@@ -108,7 +108,7 @@ ordered_json time_json(const CallTime& time) {
           {"memory_us", time.memory_us}, {"network_us", time.network_us}};
 }
 
-ordered_json link_json(const LinkBytes& bytes) {
+ordered_json link_json(const CallBytes& bytes) {
   return {{"inside_bytes", bytes.inside},
           {"between_bytes", bytes.across},
           {"busiest_inside_bytes", bytes.busiest_inside},
@@ -203,7 +203,7 @@ std::vector<std::string> calls_of(const Forecast& forecast) {
   const Choice* shown = shown_of(forecast);
   if (shown == nullptr) return {};
   const auto sentence = [](const char* call, const char* path, const CallTime& time,
-                           const LinkBytes& bytes) {
+                           const CallBytes& bytes) {
     return fmt::format(
         "{} ({}) waits for {}; {} MB on the busiest link inside a host, {} between hosts; {} and "
         "{} "

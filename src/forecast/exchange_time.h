@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "exchange/push/push_shape.h"
 #include "forecast/hosts_shape.h"
 #include "forecast/machine.h"
 #include "plan/exchange_load.h"
@@ -16,6 +17,14 @@ struct ExchangeTime {
   CallTime dispatch;
   CallTime combine;
   double total_us() const { return dispatch.total_us + combine.total_us; }
+};
+
+/// What one rank's links carry in a call.
+struct LinkBytes {
+  double inside_out = 0;     ///< to ranks of its host
+  double across_out = 0;     ///< to other hosts
+  double busier_inside = 0;  ///< in the busier direction
+  double busier_across = 0;
 };
 
 struct TimeOptions {
@@ -34,9 +43,8 @@ class ExchangeCosts {
   /// The slowest rank of each call.
   ExchangeTime slowest(const std::vector<RankLoad>& loads) const;
 
-  /// Bytes of a row on a link.
-  double dispatch_row_bytes() const { return dispatch_row_bytes_; }
-  double combine_row_bytes() const { return combine_row_bytes_; }
+  LinkBytes dispatch_bytes(const RankLoad& load) const;
+  LinkBytes combine_bytes(const RankLoad& load) const;
   /// Part of the processor that a call occupies while it runs.
   double dispatch_sms() const;
   double combine_sms() const;
@@ -45,6 +53,8 @@ class ExchangeCosts {
   const char* combine_path() const;
 
  private:
+  void set_messages(PushExchangeShape shape);
+  LinkBytes bytes_of(const LinkRows& rows, double row_bytes, double message_bytes) const;
   ExchangeTime push_time(const RankLoad& load) const;
   ExchangeTime pull_time(const RankLoad& load) const;
 
@@ -55,8 +65,12 @@ class ExchangeCosts {
   CombineCtas combine_;
   double token_bytes_ = 0;
   double placed_bytes_ = 0;
+  // Bytes of a row on a link.
   double dispatch_row_bytes_ = 0;
   double combine_row_bytes_ = 0;
+  // GPUs of several hosts: to each other host, whatever the routing is.
+  double dispatch_message_bytes_ = 0;
+  double return_message_bytes_ = 0;
 };
 
 }  // namespace switchyard::forecast

@@ -36,21 +36,6 @@ std::string gb_text(double bytes) { return fmt::format("{:.3g} GB", bytes * 1e-9
 
 double bytes_of(const MemoryUse& memory) { return static_cast<double>(memory.total()); }
 
-LinkBytes bytes_of(const std::vector<RankLoad>& loads, double row_bytes,
-                   const LinkRows& (*rows_of)(const RankLoad&, std::size_t), std::size_t contract) {
-  LinkBytes bytes;
-  for (const RankLoad& load : loads) {
-    const LinkRows& rows = rows_of(load, contract);
-    bytes.inside += static_cast<double>(rows.inside_out) * row_bytes;
-    bytes.across += static_cast<double>(rows.across_out) * row_bytes;
-    bytes.busiest_inside =
-        std::max(bytes.busiest_inside, static_cast<double>(rows.busier_inside()) * row_bytes);
-    bytes.busiest_across =
-        std::max(bytes.busiest_across, static_cast<double>(rows.busier_across()) * row_bytes);
-  }
-  return bytes;
-}
-
 class Forecaster {
  public:
   Forecaster(const Question& question, int num_hosts)
@@ -118,7 +103,7 @@ class Forecaster {
       HostsShape shape = shape_;
       shape.layout = layout;
       shape.reduce = reduce;
-      choice.memory = memory_use(shape, whole_.num_physical, backend);
+      choice.memory = memory_use(shape, whole_.num_physical, backend, question_.machine.is_gpu);
       if (choice.is_timed) set_times(choice, shape);
       choice.why_not = why_not(choice);
       result_.choices.push_back(std::move(choice));
@@ -190,14 +175,10 @@ class Forecaster {
     const ExchangeCosts costs(question_.machine, shape, whole_.num_physical);
     result_.dispatch_path = costs.dispatch_path();
     result_.combine_path = costs.combine_path();
-    const auto contract = static_cast<std::size_t>(shown.reduce);
-    result_.dispatch = bytes_of(
-        whole_.loads, costs.dispatch_row_bytes(),
-        [](const RankLoad& load, std::size_t) -> const LinkRows& { return load.dispatch; }, 0);
-    result_.combine = bytes_of(
-        whole_.loads, costs.combine_row_bytes(),
-        [](const RankLoad& load, std::size_t at) -> const LinkRows& { return load.combine[at]; },
-        contract);
+    for (const RankLoad& load : whole_.loads) {
+      result_.dispatch.add(costs.dispatch_bytes(load));
+      result_.combine.add(costs.combine_bytes(load));
+    }
   }
 
   std::string why(const Choice& best) const {
@@ -263,6 +244,13 @@ class Forecaster {
 };
 
 }  // namespace
+
+void CallBytes::add(const LinkBytes& rank) {
+  inside += rank.inside_out;
+  across += rank.across_out;
+  busiest_inside = std::max(busiest_inside, rank.busier_inside);
+  busiest_across = std::max(busiest_across, rank.busier_across);
+}
 
 Forecast forecast(const Question& question, int num_hosts) {
   return Forecaster(question, num_hosts).run();

@@ -38,11 +38,13 @@ struct Choice {
 };
 
 /// Bytes of one call on the links of all ranks.
-struct LinkBytes {
+struct CallBytes {
   double inside = 0;          ///< inside hosts, over all ranks
   double across = 0;          ///< between hosts
   double busiest_inside = 0;  ///< of a rank's link, in its busier direction
   double busiest_across = 0;
+
+  void add(const LinkBytes& rank);
 };
 
 struct Forecast {
@@ -62,8 +64,8 @@ struct Forecast {
   // Of the shown choice.
   const char* dispatch_path = "";
   const char* combine_path = "";
-  LinkBytes dispatch;
-  LinkBytes combine;
+  CallBytes dispatch;
+  CallBytes combine;
 };
 
 /// Errors: kInvalidArgument (hosts, experts, copies), and those of a trace.

@@ -5,6 +5,7 @@
 #include "switchyard/error.h"
 
 #include "core/bytes.h"
+#include "exchange/push/crossing.h"
 #include "exchange/push/received_memory.h"
 #include "forecast/layer_time.h"
 #include "plan/host_crossings.h"
@@ -12,13 +13,19 @@
 namespace switchyard::forecast {
 namespace {
 
-MemoryUse push_memory(const ExchangeConfig& config, int num_ranks) {
+// Of rank 0: no rank of hosts of one size has more.
+MemoryUse gpu_memory(const ExchangeConfig& config, int num_ranks, int num_hosts) {
   const PushExchangeShape shape = make_push_exchange_shape(config, num_ranks, 0);
   const std::int64_t rows = shape.buffer_rows(0, config.max_tokens_per_rank);
+  std::size_t window_bytes = shape.window_bytes;
+  std::size_t receive_bytes = lay_out_received(nullptr, shape, 0, rows).num_bytes;
+  if (num_hosts > 1) {
+    const HostMap map(even_host_map(num_ranks, num_hosts));
+    window_bytes = hosts_window_bytes(shape, map);
+    receive_bytes = checked_add(receive_bytes, hosts_slot_layout(shape, map, 0).num_bytes);
+  }
   const auto num_slots = static_cast<std::size_t>(config.max_in_flight);
-  return {checked_mul(num_slots, shape.window_bytes),
-          checked_mul(num_slots, lay_out_received(nullptr, shape, 0, rows).num_bytes),
-          {}};
+  return {checked_mul(num_slots, window_bytes), checked_mul(num_slots, receive_bytes), {}};
 }
 
 MemoryUse cpu_memory(const ExchangeConfig& config, int num_ranks, int num_hosts) {
@@ -28,17 +35,18 @@ MemoryUse cpu_memory(const ExchangeConfig& config, int num_ranks, int num_hosts)
 
 }  // namespace
 
-MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical,
-                     const std::string& backend) {
+MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical, const std::string& backend,
+                     bool is_gpu) {
   ExchangeConfig config = shape.exchange_config();
   config.num_experts = num_physical;
   config.max_in_flight = shape.num_micro_batches;
   config.max_tokens_per_rank = tokens_of_batch(config.max_tokens_per_rank, shape.num_micro_batches);
   try {
-    if (backend == "push") return push_memory(config, shape.num_ranks);
+    const int num_hosts = backend == "hosts" ? shape.num_hosts : 1;
+    if (is_gpu) return gpu_memory(config, shape.num_ranks, num_hosts);
     // A rank on a host of its own has messages alone.
     if (backend == "messages") return cpu_memory(config, shape.num_ranks, shape.num_ranks);
-    return cpu_memory(config, shape.num_ranks, backend == "hosts" ? shape.num_hosts : 1);
+    return cpu_memory(config, shape.num_ranks, num_hosts);
   } catch (const Error& error) {
     MemoryUse none;
     none.obstacle = error.what();

@@ -18,9 +18,10 @@ struct MemoryUse {
 
 /// Of an exchange whose calls are the shape's micro-batches, as many in flight.
 ///
-/// `backend`: "push" (GPUs of one host, without the state that a dispatch leaves for its combine,
-/// a few bytes per choice), "pull" (CPU ranks of one host), "messages" or "hosts".
-MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical,
-                     const std::string& backend);
+/// `backend`: "push" (GPUs of one host), "pull" (CPU ranks of one host), "messages" (CPU ranks), or
+/// "hosts", of GPUs with `is_gpu`. GPUs without the state that a dispatch leaves for its combine, a
+/// few bytes per choice.
+MemoryUse memory_use(const HostsShape& shape, std::int32_t num_physical, const std::string& backend,
+                     bool is_gpu);
 
 }  // namespace switchyard::forecast

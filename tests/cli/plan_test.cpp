@@ -156,16 +156,31 @@ TEST(PlanTest, WithoutAPossibleChoiceEveryFormSaysWhy) {
   }
   const std::string why = one["why"];
   EXPECT_THAT(why, AllOf(StartsWith("no choice is possible: expanded over hosts (per_rank, "
-                                    "per_expert, per_host): takes 0."),
-                         HasSubstr("; batched over hosts (")));
+                                    "per_expert): takes 0."),
+                         HasSubstr("; expanded over hosts (per_host): takes 0."),
+                         HasSubstr("; batched over hosts (per_rank, per_expert): takes 0.")));
   const nlohmann::json& shown = one["choices"][one["shown"].get<std::size_t>()];
   EXPECT_EQ(shown["layout"], "expanded");  // takes less than batched
-  expect_shown(tight, {why, "none is possible; expanded, per_rank: takes 0."});
+  expect_shown(tight, {why, "none is possible; expanded, per_host: takes 0."});
   // A limit that only some choices keep to.
   const nlohmann::json some = json_of({"--hosts", "1", "--memory", "0.2"});
   const nlohmann::json& choices = some["forecasts"][0]["choices"];
   EXPECT_TRUE(choices[0]["why_not"].is_null());
   EXPECT_THAT(choices[2]["why_not"].get<std::string>(), HasSubstr("must be at most 0.2 GB"));
+}
+
+TEST(PlanTest, MoreGpusThanAnExchangeHasAreCountedButNotPossible) {
+  const nlohmann::json json = json_of({"--hosts", "8,16", "--tokens", "8"});
+  EXPECT_FALSE(json["forecasts"][0]["best"].is_null());
+  const nlohmann::json& many = json["forecasts"][1];
+  EXPECT_TRUE(many["best"].is_null());
+  EXPECT_GT(many["dispatch"]["between_bytes"], json["forecasts"][0]["dispatch"]["between_bytes"]);
+  for (const nlohmann::json& choice : many["choices"]) {
+    EXPECT_THAT(choice["why_not"].get<std::string>(), HasSubstr("128 ranks, must be at most 64"));
+    EXPECT_FALSE(choice.contains("window_bytes"));
+    EXPECT_GT(choice["dispatch"]["us"], 0);
+  }
+  expect_shown({"--hosts", "16", "--tokens", "8"}, {"128 ranks, must be at most 64"});
 }
 
 TEST(PlanTest, CpuRanksThatShareNoHostHaveMessagesAlone) {

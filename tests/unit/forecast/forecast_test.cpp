@@ -60,6 +60,42 @@ TEST(ForecastTest, BetweenHostsOneSumPerHostSavesBytes) {
   EXPECT_EQ(two.choices[static_cast<std::size_t>(two.best)].reduce, Reduce::kPerHost);
 }
 
+// Over NCCL every token goes once to every other host, whatever the routing is, and as many rows
+// return as the ranks of a host could make: M x 8, or one sum.
+TEST(ForecastTest, GpusSendMessagesOfFixedSizeBetweenHosts) {
+  constexpr double kTokens = 128;
+  constexpr double kRow = 7168 + 56 * 4 + 8 * 8;  // fp8, scales, ids and weights
+  constexpr double kReturned = 7168 * 2;
+  constexpr double kReturnedWeights = 8 * 8;  // of a token's choices
+  Question question = question_of("h200", 128);
+  for (const char* routing : {"uniform", "limited:8:1"}) {
+    question.shape.routing = measure::RoutingPattern::parse(routing, 256, 8);
+    const Forecast four = forecast(question, 4);
+    ASSERT_GE(four.shown, 0);
+    ASSERT_EQ(four.choices[static_cast<std::size_t>(four.shown)].reduce, Reduce::kPerHost);
+    EXPECT_NEAR(four.dispatch.busiest_across, 3 * kTokens * kRow, 0.01 * 3 * kTokens * kRow);
+    EXPECT_EQ(four.dispatch.across, 32 * four.dispatch.busiest_across);
+    const double back = 3 * kTokens * (kReturned + kReturnedWeights);
+    EXPECT_NEAR(four.combine.busiest_across, back, 0.01 * back);
+    const Choice* per_rank = find(four, Layout::kExpanded, Reduce::kPerRank, "hosts");
+    ASSERT_NE(per_rank, nullptr);
+    EXPECT_GT(per_rank->time.combine.network_us, 3 * kTokens * 8 * kReturned / 50e3);
+  }
+}
+
+// What an exchange without that limit would take is shown all the same.
+TEST(ForecastTest, MoreGpusThanAnExchangeCanHaveAreNotPossible) {
+  const Forecast one = forecast(question_of("h200", 16), 16);
+  EXPECT_EQ(one.num_ranks, 128);
+  EXPECT_EQ(one.best, -1);
+  EXPECT_NE(one.why.find("128 ranks, must be at most 64"), std::string::npos) << one.why;
+  ASSERT_GE(one.shown, 0);
+  EXPECT_GT(one.choices[static_cast<std::size_t>(one.shown)].layer_us, 0);
+  EXPECT_GT(one.dispatch.across, 0);
+  EXPECT_GE(forecast(question_of("h200", 16), 8).best, 0);
+  EXPECT_GE(forecast(question_of("cpu", 2), 16).best, 0);
+}
+
 TEST(ForecastTest, MemoryLimitsTheChoice) {
   Question question = question_of("h200", 128);
   question.max_memory_bytes = 1e6;
