@@ -11,6 +11,7 @@
 #include "common_options.h"
 #include "core/fail.h"
 #include "io/output_file.h"
+#include "plan/push_layout.h"
 #include "plan_html.h"
 #include "plan_measured.h"
 #include "plan_report.h"
@@ -97,7 +98,7 @@ void add_machine_options(CLI::App* verb, PlanOptions& options) {
                    "TFLOP/s that the experts' GEMMs reach; default: the constants'");
   verb->add_option("--memory-bandwidth", options.memory_bandwidth,
                    "GB/s at which experts read weights; default: that of copies");
-  verb->add_option("--weight-bits", options.weight_bits, "of an expert's weight")
+  verb->add_option("--weight-bits", options.weight_bits, "bits of an expert's weight")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   verb->add_option("--sms", options.sms,
@@ -115,7 +116,7 @@ void add_other_options(CLI::App* verb, PlanOptions& options) {
                    "predictions beside the rows of these files of bench --json, nothing else; "
                    "beside it only --json, --fixed-roles, --constants, and the rates --nvlink, "
                    "--nic (several hosts), --tflops and --memory-bandwidth (--op layer)")
-      ->type_name("FILE ...");
+      ->type_name("FILE");
   verb->add_flag("--fixed-roles", options.fixed_roles,
                  "with --measured: files of builds in which each CTA keeps one role");
   add_seed(verb, options.seed, "of routing");
@@ -212,6 +213,10 @@ forecast::Question plan_question(const PlanOptions& options) {
   shape.num_sms = options.sms;
   shape.num_micro_batches = options.micro_batches;
   shape.seed = options.seed;
+  require(!question.machine.is_gpu || options.ranks_per_host <= kMaxPushRanks,
+          Errc::kInvalidArgument,
+          "plan: --gpus-per-host is {}, must be at most {}, as many GPUs as an exchange can have",
+          options.ranks_per_host, kMaxPushRanks);
   require(options.micro_batches <= options.tokens, Errc::kInvalidArgument,
           "plan: {} micro-batches of {} tokens, must be at most as many as tokens",
           options.micro_batches, options.tokens);
@@ -228,13 +233,17 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
           "--workload", options.workload,
           "sizes of a model: " + measure::workload_names() + "; or a config.json or its folder")
       ->capture_default_str();
-  verb->add_option("--tokens", options.tokens, "of each rank")
+  verb->add_option("--tokens", options.tokens, "tokens of each rank")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
       ->capture_default_str();
-  verb->add_option("--gpus-per-host", options.ranks_per_host, "ranks of a host")
+  verb->add_option("--gpus-per-host", options.ranks_per_host,
+                   "ranks of each host, with constants of CPUs, too; at most 64 GPUs")
       ->check(CLI::Range(1, kMaxPlannedRanks))
       ->capture_default_str();
-  verb->add_option("--hosts", options.hosts, "N,N,...; dots continue at the ratio before them")
+  verb->add_option(
+          "--hosts", options.hosts,
+          "numbers of hosts, N,N,...; dots continue at the ratio before them; GPUs of more "
+          "than 64 ranks are counted, but no exchange has as many")
       ->capture_default_str();
   verb->add_option("--routing", options.routing,
                    "uniform; zipf:A; limited:G:M; trace:FILE: as for bench")
@@ -251,8 +260,8 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
                          "fp8_token", "int8_token", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,
-                   "into which a rank's tokens are split, so that calls and experts overlap; on "
-                   "GPUs best with --sms")
+                   "parts into which a rank's tokens are split, so that calls and experts overlap; "
+                   "on GPUs best with --sms")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   add_machine_options(verb, options);

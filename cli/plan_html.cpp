@@ -97,12 +97,13 @@ std::string bytes_section(const PlanReport& report) {
          chart + "</section>\n";
 }
 
-// Memory hardly depends on the contract; per_rank stands for all.
+// Of the contract of the shown choice; one number stands for all contracts of a layout.
 std::string memory_section(const PlanReport& report) {
   const auto choice_of = [](const Forecast& one, Layout layout) -> const Choice* {
+    const Choice* const shown = shown_of(one);
     for (const Choice& choice : one.choices) {
-      const bool is_it = choice.is_timed && choice.layout == layout &&
-                         choice.reduce == Reduce::kPerRank && choice.memory.obstacle.empty();
+      const bool is_it = shown != nullptr && choice.is_timed && choice.layout == layout &&
+                         choice.reduce == shown->reduce && choice.memory.obstacle.empty();
       if (is_it) return &choice;
     }
     return nullptr;
@@ -125,8 +126,9 @@ std::string memory_section(const PlanReport& report) {
       [](const MemoryUse& memory) { return memory.window_bytes; });
   const std::string chart = line_chart({"Memory against ranks", "ranks", "GB"}, lines);
   if (chart.empty()) return {};
-  return "<section><h2>Memory of the exchange</h2><p>GB on a rank for the largest call, as the "
-         "exchange allocates it, per_rank.</p>" +
+  return "<section><h2>Memory of the exchange</h2><p>GB on a rank, as the exchange allocates it, "
+         "with "
+         "the contract that Growth names.</p>" +
          chart + "</section>\n";
 }
 

@@ -55,8 +55,10 @@ std::string heading(const PlanReport& report) {
 
 std::string growth_table(const PlanReport& report) {
   std::string text = fmt::format(
-      "\nThe best choice; slowest rank, MB on the busiest link of a call inside a host and between "
-      "hosts\n{:>6} {:>6} {:>8} {:>8} {:>8} {:>8} {:>11} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8}  "
+      "\nThe best choice: us of the slowest rank; MB on the busiest link of a call, inside a host "
+      "and "
+      "between hosts\n{:>6} {:>6} {:>8} {:>8} {:>8} {:>8} {:>11} {:>10} {:>10} {:>9} {:>8} {:>8} "
+      "{:>8}  "
       "{}\n",
       "hosts", "ranks", "physical", "to ranks", "to hosts", "balance", "dispatch us", "combine us",
       "experts us", "layer us", "inside", "between", "GB", "choice");
@@ -202,14 +204,15 @@ std::string verdict_of(const Forecast& forecast) {
 std::vector<std::string> calls_of(const Forecast& forecast) {
   const Choice* shown = shown_of(forecast);
   if (shown == nullptr) return {};
-  const auto sentence = [](const char* call, const char* path, const CallTime& time,
-                           const CallBytes& bytes) {
+  const bool has_hosts = forecast.num_hosts > 1;
+  const auto sentence = [&](const char* call, const char* path, const CallTime& time,
+                            const CallBytes& bytes) {
     return fmt::format(
-        "{} ({}) waits for {}; {} MB on the busiest link inside a host, {} between hosts; {} and "
-        "{} "
-        "over all ranks",
-        call, path, time.bound(), mb_text(bytes.busiest_inside), mb_text(bytes.busiest_across),
-        mb_text(bytes.inside), mb_text(bytes.across));
+        "{} ({}) waits for {}; MB on the busiest link: {} inside a host{}; over all "
+        "ranks: {}{}",
+        call, path, time.bound(), mb_text(bytes.busiest_inside),
+        has_hosts ? ", " + mb_text(bytes.busiest_across) + " between hosts" : "",
+        mb_text(bytes.inside), has_hosts ? ", " + mb_text(bytes.across) : "");
   };
   return {sentence("dispatch", forecast.dispatch_path, shown->time.dispatch, forecast.dispatch),
           sentence("combine", forecast.combine_path, shown->time.combine, forecast.combine)};

@@ -145,8 +145,9 @@ class Forecaster {
 
   void choose() {
     const auto is_faster = [](const Choice& a, const Choice& b) { return a.layer_us < b.layer_us; };
-    const auto is_smaller = [](const Choice& a, const Choice& b) {
-      return a.memory.total() < b.memory.total();
+    const auto is_smaller = [&](const Choice& a, const Choice& b) {
+      if (a.memory.total() != b.memory.total()) return a.memory.total() < b.memory.total();
+      return is_faster(a, b);
     };
     const int fastest = find([](const Choice& one) { return one.why_not.empty(); }, is_faster);
     if (fastest >= 0) {

@@ -37,8 +37,8 @@ double parse_exponent(const std::string& text, const std::string& number) {
   const char* end = number.data() + number.size();
   const auto [next, error] = std::from_chars(number.data(), end, exponent);
   require(error == std::errc{} && next == end && exponent >= 0 && exponent <= 10,
-          Errc::kInvalidArgument,
-          "bench: --routing is \"{}\", want zipf:A with a number A from 0 to 10", text);
+          Errc::kInvalidArgument, "--routing is \"{}\", want zipf:A with a number A from 0 to 10",
+          text);
   return exponent;
 }
 
@@ -56,7 +56,7 @@ std::pair<std::int32_t, std::int32_t> parse_groups(const std::string& text,
               num_experts % num_groups == 0 && topk_groups >= 1 && topk_groups <= num_groups &&
               num_experts / num_groups * topk_groups >= num_topk,
           Errc::kInvalidArgument,
-          "bench: --routing is \"{}\", want limited:G:M with a divisor G of {} experts and 1 to G "
+          "--routing is \"{}\", want limited:G:M with a divisor G of {} experts and 1 to G "
           "groups M, with {} experts or more",
           text, num_experts, num_topk);
   return {num_groups, topk_groups};
@@ -142,8 +142,7 @@ RoutingPattern RoutingPattern::parse(const std::string& text, std::int32_t num_e
   pattern.num_experts_ = num_experts;
   pattern.num_topk_ = num_topk;
   require(num_topk >= 1 && num_topk <= num_experts, Errc::kInvalidArgument,
-          "bench: {} choices among {} experts, want from 1 to {}", num_topk, num_experts,
-          num_experts);
+          "{} choices among {} experts, want from 1 to {}", num_topk, num_experts, num_experts);
   if (text == "uniform") return pattern;
   if (text == "hot") {
     pattern.kind_ = RoutingKind::kHot;
@@ -155,8 +154,7 @@ RoutingPattern RoutingPattern::parse(const std::string& text, std::int32_t num_e
     std::tie(pattern.num_groups_, pattern.topk_groups_) = parse_groups(text, num_experts, num_topk);
   } else {
     require(text.rfind("trace:", 0) == 0, Errc::kInvalidArgument,
-            "bench: --routing is \"{}\", must be uniform, zipf:A, hot, limited:G:M or trace:FILE",
-            text);
+            "--routing is \"{}\", must be uniform, zipf:A, hot, limited:G:M or trace:FILE", text);
     pattern.kind_ = RoutingKind::kTrace;
     pattern.trace_ = read_trace(text.substr(6), num_experts, num_topk);
   }

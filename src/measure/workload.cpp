@@ -46,8 +46,7 @@ Workload find_workload(const std::string& name_or_path) {
   if (found != known.data() + known.size()) return *found;
   std::error_code ignored;
   require(std::filesystem::exists(name_or_path, ignored), Errc::kInvalidArgument,
-          "bench: workload is \"{}\", must be a config.json or one of {}", name_or_path,
-          workload_names());
+          "workload is \"{}\", must be a config.json or one of {}", name_or_path, workload_names());
   const ModelConfig config = read_model_config(name_or_path);
   return {name_or_path, config.hidden, config.num_experts(), config.num_topk(),
           config.moe_intermediate};

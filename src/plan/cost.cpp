@@ -81,7 +81,7 @@ const char* CallTime::bound() const {
   if (most == network_us) return "network";
   if (most == wire_us) return "wire";
   if (most == memory_us) return "memory";
-  if (most == sm_us) return "SMs";
+  if (most == sm_us) return "instructions";
   return most == rounds_us ? "rounds" : "start";
 }
 

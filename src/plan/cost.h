@@ -84,7 +84,7 @@ struct CallTime {
   double network_us = 0;
   double total_us = 0;
 
-  /// "start", "rounds", "SMs", "wire", "memory" or "network".
+  /// "start", "rounds", "instructions", "wire", "memory" or "network".
   const char* bound() const;
 };
 

@@ -50,6 +50,7 @@ TEST(PlanTest, NonsenseIsOneSentence) {
   expect_refused({"--sms", "133"}, "--sms is 133, must be at most 132, as many as h200 has");
   expect_refused({"--sms", "132", "--micro-batches", "2"}, "leaves no SM for experts");
   expect_refused({"--constants", "cpu", "--nvlink", "8"}, "--nvlink with constants of CPUs");
+  expect_refused({"--gpus-per-host", "72"}, "--gpus-per-host is 72, must be at most 64");
   expect_refused({"--constants", "/nothing/here.json"}, "constants are \"/nothing/here.json\"");
   expect_refused({"--workload", "deepseek-v9"}, "workload is \"deepseek-v9\"");
   expect_refused({"--routing", "limited:8:9"}, "limited:G:M");
@@ -230,6 +231,42 @@ TEST(PlanTest, ThePageIsWholeAndNeedsNothing) {
     ++charts;
   }
   EXPECT_EQ(charts, 3u);
+}
+
+/// A command in docs/plan.md with the lines of its output that stand below it.
+struct DocumentedOutput {
+  std::vector<std::string> arguments;
+  std::string lines;
+};
+
+std::vector<DocumentedOutput> documented_outputs() {
+  std::vector<DocumentedOutput> outputs;
+  std::istringstream page(text_of(SWITCHYARD_SOURCE_DIR "/docs/plan.md"));
+  const std::string begin = "    $ switchyard plan ";
+  bool is_inside = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.rfind(begin, 0) == 0) {
+      std::istringstream words(line.substr(begin.size()));
+      DocumentedOutput& output = outputs.emplace_back();
+      for (std::string word; words >> word;) output.arguments.push_back(word);
+      is_inside = true;
+    } else if (is_inside) {
+      is_inside = line.rfind("    ", 0) == 0;
+      if (is_inside) outputs.back().lines += line.substr(4) + "\n";
+    }
+  }
+  return outputs;
+}
+
+TEST(PlanTest, OutputsOfThePageAreWhatTheCommandPrints) {
+  const std::vector<DocumentedOutput> outputs = documented_outputs();
+  EXPECT_GE(outputs.size(), 2u);
+  for (const DocumentedOutput& one : outputs) {
+    const CommandResult result = plan(one.arguments);
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_GT(one.lines.size(), 100u);
+    EXPECT_THAT(result.output, HasSubstr(one.lines));
+  }
 }
 
 // 2048 ranks of 128 tokens are 2 million choices. The machines of tests may be busy.

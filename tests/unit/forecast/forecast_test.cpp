@@ -96,6 +96,22 @@ TEST(ForecastTest, MoreGpusThanAnExchangeCanHaveAreNotPossible) {
   EXPECT_GE(forecast(question_of("cpu", 2), 16).best, 0);
 }
 
+// Of choices that take the same memory, the faster one is the best.
+TEST(ForecastTest, NoOtherChoiceIsBetterInBoth) {
+  for (const char* machine : {"h200", "cpu"}) {
+    Question question = question_of(machine, 64);
+    question.ranks_per_host = 2;
+    const Forecast two = forecast(question, 2);
+    ASSERT_GE(two.best, 0);
+    const Choice& best = two.choices[static_cast<std::size_t>(two.best)];
+    for (const Choice& other : two.choices) {
+      if (!is_expert_major(other.layout) || !other.is_timed) continue;
+      EXPECT_FALSE(other.layer_us < best.layer_us && other.memory.total() <= best.memory.total())
+          << machine << ": " << name_of(other.layout) << " " << name_of(other.reduce);
+    }
+  }
+}
+
 TEST(ForecastTest, MemoryLimitsTheChoice) {
   Question question = question_of("h200", 128);
   question.max_memory_bytes = 1e6;
