@@ -39,7 +39,8 @@ const char* name_of(Errc code) noexcept {
 
 void fail_errno(const char* call, const std::string& subject) {
   const int error = errno;
-  const Errc code = error == ENOMEM ? Errc::kOutOfMemory : Errc::kSystem;
+  const bool is_limit = error == ENOMEM || error == EMFILE || error == ENFILE;
+  const Errc code = is_limit ? Errc::kOutOfMemory : Errc::kSystem;
   throw Error(code, fmt::format("{}: {}: {}", call, subject,
                                 std::error_code(error, std::system_category()).message()));
 }

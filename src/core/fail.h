@@ -25,7 +25,8 @@ void require(bool condition, Errc code, fmt::format_string<Args...> format, Args
   }
 }
 
-/// Throws an Error from errno: "open: /x: No such file or directory".
+/// Throws an Error from errno: "open: /x: No such file or directory". kOutOfMemory where memory or
+/// file descriptors are used up, else kSystem.
 [[noreturn]] void fail_errno(const char* call, const std::string& subject);
 
 }  // namespace switchyard

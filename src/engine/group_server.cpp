@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <sstream>
@@ -90,7 +91,10 @@ ServerAddress ServerAddress::parse(const std::string& text) {
 
 std::vector<std::string> own_hosts() {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
+  if (getifaddrs(&list) != 0) {
+    if (errno == EMFILE || errno == ENFILE) fail_errno("getifaddrs", "network interfaces");
+    return {};
+  }
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
   std::vector<std::string> hosts;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
@@ -133,6 +137,7 @@ StoreConnection connect_to_group(const ServerAddress& address, const Deadline& d
         return StoreConnection(candidate, address.secret,
                                std::min(kTryMs, std::max(deadline.remaining_ms(), 1)), true);
       } catch (const Error& error) {
+        if (error.code() == Errc::kOutOfMemory) throw;  // no address has descriptors for us
         last = error.what();
         if (error.code() == Errc::kPeerLost) ++num_refusals;
       }

@@ -28,13 +28,14 @@ struct ServerAddress {
 std::vector<std::string> own_hosts();
 
 /// Starts a server on a port that the system chooses, on every interface unless `is_for_one_host`.
-/// `first_host`, a name of this machine that all ranks know, may be empty. Errors: kSystem.
+/// `first_host`, a name of this machine that all ranks know, may be empty. Errors: kSystem,
+/// kOutOfMemory.
 std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
                                          ServerAddress& address);
 
 /// Tries the addresses in turn until one of them proves that it has the secret; `check` is called
 /// in between and throws when the set-up should end. Errors: kPeerLost (nobody serves at any of
-/// them any more), kTimeout.
+/// them any more), kTimeout, kOutOfMemory (no descriptor is left, here or at the server).
 StoreConnection connect_to_group(const ServerAddress& address, const Deadline& deadline,
                                  const std::function<void()>& check);
 

@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <string_view>
+#include <utility>
 
 #include "core/fail.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "engine/reason.h"
 
 namespace switchyard {
 namespace {
@@ -19,14 +20,15 @@ namespace {
 constexpr int kWithdrawnPollMs = 10;
 constexpr int kOwnWordsMs = 10 * kSliceMs;  // a busy machine may let a store answer late
 constexpr int kTellMs = 4 * kSliceMs;       // each asks once a slice, if the machine lets it
-constexpr int kLookMs = 4 * kSliceMs;       // for why others gave up, before this rank's own words
 constexpr int kDoneMs = 1000;               // what others take at most to learn of a failure
 constexpr const char* kNoSign = "no sign of rank";
 constexpr const char* kFailureKey = "failed";  // why the group will not be: a code and a message
 
 std::string introduction_key(int rank) { return fmt::format("join/{}", rank); }
-// Why a rank gave up after the ranks had met. A rank that tries again has another nonce.
-std::string reason_key(const Introduction& rank) { return "reason/" + rank.nonce; }
+// Why a rank gave up after the ranks had met. Where they try again, rank 0 has another nonce.
+std::string reason_key(const std::vector<Introduction>& ranks) {
+  return "reason/" + ranks[0].nonce;
+}
 
 std::string done_key(int rank) { return fmt::format("done/{}", rank); }
 
@@ -51,9 +53,13 @@ Meeting::Meeting(const GroupSpec& spec, MeetingPlace place)
       store_(spec.store),
       place_(std::move(place)),
       deadline_(Deadline::after_ms(spec.timeout_ms)) {
-  auto [listener, socket] = listen_for_packets();
-  listener_ = std::move(listener);
-  socket_ = std::move(socket);
+  try {
+    auto [listener, socket] = listen_for_packets();
+    listener_ = std::move(listener);
+    socket_ = std::move(socket);
+  } catch (...) {
+    give_up();
+  }
 }
 
 std::optional<std::string> Meeting::look_up(const std::string& key, int within_ms) const {
@@ -90,9 +96,8 @@ Introduction Meeting::await_introduction(int peer, const Owner& owner) {
     }
     const std::string failure = look_up(kFailureKey, 0).value_or("");
     if (!failure.empty()) {
-      is_failure_known_ = true;
       if (place_.server) poll(nullptr, 0, kTellMs);  // others have still to see it
-      fail_unmet(code_of(failure), message_of(failure));
+      fail_heard(failure);
     }
     if (deadline_.expired()) require_nobody_missing(peer, owner);
     poll(nullptr, 0, std::min(kWithdrawnPollMs, deadline_.remaining_ms()));  // it may be withdrawn
@@ -115,7 +120,7 @@ void Meeting::require_there(int peer) const {
   if (!text) return;  // it was there when the ranks met: the store is slow
   const std::string& nonce = ranks_[static_cast<std::size_t>(peer)].nonce;
   if (!text->empty() && Introduction::parse(*text).nonce == nonce) return;
-  throw_reason();
+  require_nobody_gave_up();
   fail_unmet(Errc::kPeerLost, fmt::format("rank {} gave up before the group was complete", peer));
 }
 
@@ -128,6 +133,7 @@ void Meeting::withdraw() noexcept {
 }
 
 void Meeting::give_up() {
+  if (std::exchange(has_given_up_, true)) throw;
   const std::exception_ptr handled = std::current_exception();
   std::exception_ptr thrown = handled;
   try {
@@ -136,7 +142,7 @@ void Meeting::give_up() {
     if (is_own_reason(error.code())) tell_reason(error);
     if (error.code() == Errc::kPeerLost || error.code() == Errc::kTimeout) {
       try {
-        throw_reason();
+        require_nobody_gave_up();
       } catch (const Error&) {
         thrown = std::current_exception();
       }
@@ -144,7 +150,7 @@ void Meeting::give_up() {
   } catch (...) {  // no words for others
   }
   withdraw();
-  if (place_.is_of_one_group) await_others();
+  if (place_.is_of_one_group && place_.is_served_by_rank_0) await_others();
   std::rethrow_exception(thrown);
 }
 
@@ -160,37 +166,34 @@ void Meeting::await_others() noexcept try {
 
 void Meeting::tell_reason(const Error& error) noexcept {
   if (is_failure_known_) return;
-  constexpr std::string_view kFunction = "group: ";
-  const std::string_view what = error.what();
   const std::string message =
-      fmt::format("rank {} gave up: {}", rank_,
-                  what.substr(what.starts_with(kFunction) ? kFunction.size() : 0));
-  if (!has_met()) return tell_failure(error.code(), message);
+      fmt::format("rank {} gave up: {}", rank_, reason_for_others(error.what()));
   try {
-    store_->set_within(reason_key(ranks_[static_cast<std::size_t>(rank_)]),
-                       failure_text(error.code(), message), kOwnWordsMs);
+    if (has_met()) {
+      store_->set_within(reason_key(ranks_), failure_text(error.code(), message), kOwnWordsMs);
+    }
   } catch (const std::exception&) {  // as in withdraw()
+    return;
   }
+  tell_failure(error.code(), message);  // to those that have yet to see all introductions
 }
 
 // Empty: none has said why, or the store is gone.
 std::string Meeting::find_reason() const noexcept try {
-  const Deadline deadline = Deadline::after_ms(kLookMs);
-  for (std::size_t peer = 0; peer < ranks_.size() && !deadline.expired(); ++peer) {
-    if (static_cast<int>(peer) == rank_) continue;
-    const auto reason = store_->get(reason_key(ranks_[peer]), Deadline::after_ms(0));
-    if (reason) return *reason;
-  }
-  return "";
+  if (!has_met()) return "";
+  return store_->get(reason_key(ranks_), Deadline::after_ms(0)).value_or("");
 } catch (const std::exception&) {
   return "";
 }
 
-void Meeting::throw_reason() const {
+void Meeting::require_nobody_gave_up() const {
   const std::string reason = find_reason();
-  if (reason.empty()) return;
+  if (!reason.empty()) fail_heard(reason);
+}
+
+void Meeting::fail_heard(const std::string& failure) const {
   is_failure_known_ = true;
-  fail_unmet(code_of(reason), message_of(reason));
+  throw HeardError(code_of(failure), message_of_this_rank(message_of(failure)));
 }
 
 // Who still waits should learn why at once; the store may go with this rank.
@@ -208,9 +211,13 @@ void Meeting::tell_failure(Errc code, const std::string& message) {
   }
 }
 
+std::string Meeting::message_of_this_rank(const std::string& message) const {
+  return fmt::format("group: {} (rank {} of {}){}", message, rank_, size_,
+                     message.starts_with(kNoSign) ? "; did they start?" : "");
+}
+
 void Meeting::fail_unmet(Errc code, const std::string& message) const {
-  fail(code, "group: {} (rank {} of {}){}", message, rank_, size_,
-       message.starts_with(kNoSign) ? "; did they start?" : "");
+  throw Error(code, message_of_this_rank(message));
 }
 
 void Meeting::fail_for_all(Errc code, const std::string& message) {

@@ -22,11 +22,17 @@ struct MeetingPlace {
   bool is_served_by_rank_0 = false;
   bool is_for_meeting_only = false;  ///< rank 0 then serves another store for what comes later
   bool claims_ranks = false;         ///< others chose the numbers: two may have the same
-  bool is_of_one_group = false;      ///< the store: ranks that failed try again at another
+  bool is_of_one_group = false;      ///< the store: nobody tries again there
   bool has_launcher = false;         ///< ours, which knows why a rank died
   int launcher_fd = -1;              ///< its control block for this group; -1: there is none
   std::string secret{};              ///< of the group's stores over TCP; may be empty
   std::string first_host{};          ///< by which all ranks know rank 0's machine; may be empty
+};
+
+/// A failure that another rank has told, which is not this rank's own.
+class HeardError final : public Error {
+ public:
+  using Error::Error;
 };
 
 class Meeting {
@@ -39,7 +45,8 @@ class Meeting {
     std::function<void(int culprit, const std::string& message)> give_up;
   };
 
-  /// `spec` has rank, size, timeout and the store.
+  /// `spec` has rank, size, timeout and the store. Errors: kOutOfMemory (no descriptor), which the
+  /// others are told.
   Meeting(const GroupSpec& spec, MeetingPlace place);
 
   /// Collective. Returns each rank's introduction. Errors: kTimeout (names the ranks that did not
@@ -51,11 +58,14 @@ class Meeting {
   /// Once the ranks have met: throws unless `peer` is still the one that this rank met. Errors:
   /// kPeerLost.
   void require_there(int peer) const;
+  /// Likewise: throws what a rank said when it gave up. Errors: that rank's, as HeardError.
+  void require_nobody_gave_up() const;
 
   /// After a failure, so that the ranks may try again over the same store.
   void withdraw() noexcept;
   /// In a handler: withdraws, tells the others why if the reason is this rank's own, and throws
   /// what is handled again; or, where a peer was lost or silent because it gave up, why it did.
+  /// Called again, for the same failure, it only throws.
   [[noreturn]] void give_up();
   /// Throws, after it has told the ranks that still wait.
   [[noreturn]] void fail_for_all(Errc code, const std::string& message);
@@ -82,7 +92,8 @@ class Meeting {
   void tell_reason(const Error& error) noexcept;
   void await_others() noexcept;
   std::string find_reason() const noexcept;
-  void throw_reason() const;  ///< of a rank that gave up, if there is one
+  [[noreturn]] void fail_heard(const std::string& failure) const;
+  std::string message_of_this_rank(const std::string& message) const;
 
   int rank_;
   int size_;
@@ -94,6 +105,7 @@ class Meeting {
   std::string socket_;                     // the listener's name
   std::string own_text_;                   // of this rank's introduction, once it is in the store
   mutable bool is_failure_known_ = false;  // to the others: this rank told it, or was told
+  bool has_given_up_ = false;
   std::vector<Introduction> ranks_;
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <list>
@@ -45,6 +46,8 @@ Hello make_hello(const std::string& nonce, int rank, int size) {
 
 std::string first_line(const char* path) {
   std::ifstream file(path);
+  const bool has_no_descriptor = !file.is_open() && (errno == EMFILE || errno == ENFILE);
+  if (has_no_descriptor) fail_errno("open", path);
   std::string line;
   std::getline(file, line);
   return line;

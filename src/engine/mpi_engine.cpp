@@ -27,15 +27,20 @@ class MpiEngine final : public Engine {
   MeetingPlace place() const {
     MeetingPlace place;
     place.is_for_meeting_only = true;
+    place.is_of_one_group = true;
     place.secret = remote_.secret();
     return place;
   }
   std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec,
                                         const std::string& /*name*/) override {
-    Meeting meeting(spec, place());  // of this group alone: nobody tries again there
-    auto control = RemoteControl::join(spec, meeting);
-    auto messages = over_mpi_.for_subgroup(*control, spec.parent.ranks);
-    return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
+    Meeting meeting(spec, place());
+    try {
+      auto control = RemoteControl::join(spec, meeting);
+      auto messages = over_mpi_.for_subgroup(*control, spec.parent.ranks);
+      return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
+    } catch (...) {
+      meeting.give_up();
+    }
   }
   std::shared_ptr<Engine> make_host_subgroup(const GroupSpec& spec,
                                              const std::string& /*name*/) override {

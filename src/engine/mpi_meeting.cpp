@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +15,8 @@
 #include "core/interrupt.h"
 #include "engine/group_server.h"
 #include "engine/mpi_messages.h"
+#include "engine/reason.h"
+#include "engine/remote_exit.h"
 #include "transport/secret.h"
 #include "transport/socket_store.h"
 
@@ -35,7 +37,8 @@ std::string refusal_text(const Error& error) {
   return fmt::format("{} {}", static_cast<int>(error.code()), error.what());
 }
 
-// What rank 0 says: who does not join, and why (a code and a message); or, with -1, where to meet.
+// What rank 0 says: who does not join, and why (a code and a message); or, with -1, what it has to
+// say when all do.
 struct Answer {
   int refuser = -1;
   std::string text{};
@@ -44,14 +47,12 @@ struct Answer {
   static Answer parse(const std::string& whole) {
     return {std::atoi(whole.c_str()), whole.substr(whole.find(' ') + 1)};
   }
-  [[noreturn]] void fail(int rank) const {
+  [[noreturn]] void fail(const RankInfo& ranks) const {
     const auto code = static_cast<Errc>(std::atoi(text.c_str()));
     const std::string message = text.substr(text.find(' ') + 1);
-    if (refuser == rank) throw Error(code, message);
-    constexpr std::string_view kFunction = "group: ";
-    throw Error(code,
-                fmt::format("group: rank {} cannot join: {}", refuser,
-                            message.substr(message.starts_with(kFunction) ? kFunction.size() : 0)));
+    if (refuser == ranks.rank) throw Error(code, message);
+    throw Error(code, fmt::format("group: rank {} cannot join: {} (rank {} of {})", refuser,
+                                  reason_for_others(message), ranks.rank, ranks.size));
   }
 };
 
@@ -70,7 +71,7 @@ class Meet {
         "meet, but {})",
         request_.ranks.source, why);
     const MpiModule& module = mpi_module();
-    const std::string why_no_init = module.start_init(request_.timeout_ms);
+    const std::string why_no_init = module.start_init(request_.timeout_ms, remote_exit::finish);
     require(why_no_init.empty(), Errc::kSystem, "group: {}", why_no_init);
     await("MPI_Init", [&] { return module.init_state() == MpiInit::kDone; });
     int rank = 0;
@@ -83,7 +84,7 @@ class Meet {
     link_ = module.duplicate(handle(), why_no_duplicate);
     require(link_ != nullptr, Errc::kSystem, "group: MPI_Comm_idup: {}", why_no_duplicate);
     await("MPI_Comm_idup", [&] { return link_->is_ready(); });
-    return rank == 0 ? serve(refusal) : visit(refusal);
+    return meet(refusal);
   }
 
  private:
@@ -100,7 +101,7 @@ class Meet {
     }
   }
   void await_message(MessageId message) {
-    await("the message of where to meet",
+    await("what ranks say of where to meet",
           [&] { return link_->look(message) != MpiLink::State::kPending; });
   }
 
@@ -114,41 +115,57 @@ class Meet {
     return address.text();
   }
 
-  // Rank 0 hears whether the others join, and says where, or why nobody does.
-  MpiMeeting serve(const std::string& own_refusal) {
-    std::vector<std::string> refusals{own_refusal};
-    for (std::string& other : receive_from_all()) refusals.push_back(std::move(other));
-    std::size_t first = 0;
-    while (first < refusals.size() && refusals[first].empty()) ++first;
+  // Over MPI alone a rank can tell why it does not join, until it is connected to rank 0's store.
+  MpiMeeting meet(std::string refusal) {
     MpiMeeting meeting;
-    ServerAddress address{make_secret(), {}};
-    Answer answer;
-    if (first < refusals.size()) {
-      answer = {static_cast<int>(first), refusals[first]};
-    } else {
-      try {
-        meeting.secret = address.secret;
+    ServerAddress address;
+    if (refusal.empty() && request_.ranks.rank == 0) {
+      refusal = refusal_of([&] {
+        address.secret = make_secret();
         meeting.server = serve_group(false, "", address);
-        answer.text = text_that_fits(address);
-      } catch (const Error& error) {
-        answer = {0, refusal_text(error)};
-      }
+      });
     }
-    send_to_all(answer.whole());
-    if (answer.refuser >= 0) answer.fail(0);
-    meeting.store = connect(address);
+    const bool is_served = meeting.server != nullptr;
+    address = ServerAddress::parse(agree(refusal, is_served ? text_that_fits(address) : ""));
+    meeting.secret = address.secret;
+    agree(refusal_of([&] { meeting.store = connect(address); }), "");
     return meeting;
   }
 
-  MpiMeeting visit(const std::string& refusal) {
-    const auto own = text_of(refusal);
-    await_message(link_->send(0, 0, {own, own->data(), kTextBytes}));
-    const auto text = std::make_shared<Text>(kTextBytes);
-    await_message(link_->receive(0, 0, {text, text->data(), kTextBytes}));
-    const Answer answer = Answer::parse(reinterpret_cast<const char*>(text->data()));
-    if (answer.refuser >= 0) answer.fail(request_.ranks.rank);
-    const auto address = ServerAddress::parse(answer.text);
-    return {nullptr, connect(address), address.secret};
+  template <typename Action>
+  static std::string refusal_of(Action&& action) {
+    try {
+      action();
+      return "";
+    } catch (const Error& error) {
+      return refusal_text(error);
+    }
+  }
+
+  // Collective. Throws, on all ranks, the refusal of the first that has one; else what rank 0 says.
+  std::string agree(const std::string& refusal, const std::string& words) {
+    Answer answer;
+    if (request_.ranks.rank == 0) {
+      answer = first_refusal(refusal).value_or(Answer{-1, words});
+      send_to_all(answer.whole());
+    } else {
+      const auto own = text_of(refusal);
+      await_message(link_->send(0, 0, {own, own->data(), kTextBytes}));
+      const auto text = std::make_shared<Text>(kTextBytes);
+      await_message(link_->receive(0, 0, {text, text->data(), kTextBytes}));
+      answer = Answer::parse(reinterpret_cast<const char*>(text->data()));
+    }
+    if (answer.refuser >= 0) answer.fail(request_.ranks);
+    return answer.text;
+  }
+
+  std::optional<Answer> first_refusal(const std::string& own) {
+    std::vector<std::string> refusals{own};
+    for (std::string& other : receive_from_all()) refusals.push_back(std::move(other));
+    for (std::size_t rank = 0; rank < refusals.size(); ++rank) {
+      if (!refusals[rank].empty()) return Answer{static_cast<int>(rank), refusals[rank]};
+    }
+    return std::nullopt;
   }
 
   std::vector<std::string> receive_from_all() {
@@ -173,8 +190,10 @@ class Meet {
     for (const MessageId message : messages) await_message(message);
   }
 
+  // There must be time left to tell the others that this rank does not reach rank 0.
   std::shared_ptr<Store> connect(const ServerAddress& address) {
-    const Address reached = connect_to_group(address, deadline_, [] {}).address();
+    const Deadline deadline = Deadline::after_ms(deadline_.remaining_ms() / 4 * 3);
+    const Address reached = connect_to_group(address, deadline, [] {}).address();
     return std::make_shared<SocketStore>(reached, address.secret, request_.timeout_ms, true);
   }
 

@@ -20,8 +20,8 @@ struct MpiMeeting {
 
 /// Collective over the request's communicator or, without one, MPI_COMM_WORLD, which must consist
 /// of the group's ranks. Errors: kNotAvailable (no MPI here), kTimeout (a process did not come; MPI
-/// does not say which), kInvalidArgument (another number of ranks), kSystem; and those of
-/// refuse_over_mpi on another rank.
+/// does not say which, or a rank does not reach rank 0), kInvalidArgument (another number of
+/// ranks), kOutOfMemory (no descriptor), kSystem. Why a rank cannot join, all ranks throw.
 MpiMeeting meet_over_mpi(const JoinRequest& request);
 
 /// In place of meet_over_mpi, on a rank that cannot join: the others get the code and the words of

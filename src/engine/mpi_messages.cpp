@@ -112,7 +112,8 @@ void guard_finalize(RemoteControl& control) {
 // MPI_Init waits for every process of the job, and cannot be ended. Why it was not called.
 std::string initialize(RemoteControl& control) {
   const MpiModule& module = mpi_module();
-  const std::string why = agree(control, module.start_init(control.timeout_ms()));
+  const std::string why =
+      agree(control, module.start_init(control.timeout_ms(), remote_exit::finish));
   if (!why.empty()) return why;
   remote_exit::precede_mpi();
   const Deadline deadline = Deadline::after_ms(control.timeout_ms());

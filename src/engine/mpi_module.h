@@ -52,8 +52,9 @@ struct MpiModule {
   /// Calls MPI_Init_thread, unless somebody has, on a thread that the module keeps, as no deadline
   /// can end that call. At the end of the process the same thread calls MPI_Finalize, which is
   /// waited for at most ten times `timeout_ms` (the largest of all calls), unless forbid_finalize
-  /// was called. Returns why there is no such thread; empty if there is.
-  std::string (*start_init)(std::int64_t timeout_ms) = nullptr;
+  /// is called; `when_finalized` is called once it has returned. Returns why there is no such
+  /// thread; empty if there is.
+  std::string (*start_init)(std::int64_t timeout_ms, void (*when_finalized)()) = nullptr;
   /// Whether that thread was started in this process.
   bool (*will_finalize)() = nullptr;
   /// Why this thread may not use MPI, for example because it was initialized for another one alone;

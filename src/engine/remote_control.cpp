@@ -40,12 +40,13 @@ RemoteControl::RemoteControl(GroupSpec spec, Parts parts)
 }
 
 RemoteControl::~RemoteControl() {
-  if (!process_.is_this_one()) return;
+  if (!process_.is_this_one()) return;  // not among the groups of a copy
   remote_exit::remove(*this);
   leave();
 }
 
 void RemoteControl::leave() noexcept {
+  if (!process_.is_this_one()) return;
   if (listens_after_leaving_) {
     link_->leave_but_listen();
     remote_exit::listen(link_);
@@ -64,24 +65,30 @@ std::unique_ptr<RemoteControl> RemoteControl::join(GroupSpec spec, Meeting& meet
     spec.parent.control->look_for_dead_ranks();
     spec.parent.control->check_alive({Phase::kSetup, 0, peer});
   };
-  if (!meeting.has_met()) meeting.meet({check, [](int, const std::string&) {}});
-  spec.hosts = hosts_of(meeting.ranks());
-  Parts parts;
-  const auto check_rank_0 = [&] {
-    check(0);
-    if (spec.rank != 0) meeting.require_there(0);
-  };
-  ServerAddress address = share_group_server(meeting, spec.rank, parts.server, check_rank_0);
-  parts.secret = address.secret;
-  const std::int64_t silence_ms = std::max(spec.timeout_ms / 2, kMinSilenceMs);
-  parts.link =
-      std::make_unique<MemberLink>(connect_to_group(address, meeting.deadline(), check_rank_0),
-                                   spec.rank, spec.size, silence_ms);
-  address.addresses = {parts.link->server_address()};
-  spec.store =
-      std::make_shared<SocketStore>(address.addresses[0], address.secret, spec.timeout_ms, true);
-  std::unique_ptr<RemoteControl> control(new RemoteControl(std::move(spec), std::move(parts)));
-  control->barrier();
+  Parts parts;  // others may still need the server when this rank tells them why it gives up
+  std::unique_ptr<RemoteControl> control;
+  try {
+    if (!meeting.has_met()) meeting.meet({check, [](int, const std::string&) {}});
+    spec.hosts = hosts_of(meeting.ranks());
+    const auto check_rank_0 = [&] {
+      check(0);
+      if (spec.rank != 0) meeting.require_there(0);
+    };
+    ServerAddress address = share_group_server(meeting, spec.rank, parts.server, check_rank_0);
+    parts.secret = address.secret;
+    const std::int64_t silence_ms = std::max(spec.timeout_ms / 2, kMinSilenceMs);
+    parts.link =
+        std::make_unique<MemberLink>(connect_to_group(address, meeting.deadline(), check_rank_0),
+                                     spec.rank, spec.size, silence_ms);
+    const Address reached = parts.link->server_address();
+    spec.store = std::make_shared<SocketStore>(reached, address.secret, spec.timeout_ms, true);
+    control.reset(new RemoteControl(std::move(spec), std::move(parts)));
+    control->meeting_ = &meeting;
+    control->barrier();
+    control->meeting_ = nullptr;
+  } catch (...) {
+    meeting.give_up();
+  }
   control->enter(Phase::kIdle, 0);
   return control;
 }
@@ -99,6 +106,7 @@ std::uint32_t RemoteControl::bell() noexcept {
 }
 
 void RemoteControl::rest(std::uint32_t seen, std::int64_t ns) {
+  if (meeting_ != nullptr) meeting_->require_nobody_gave_up();
   futex_wait(link_->bell(), seen, expects_messages_ ? std::min(ns, kMessageRestNs) : ns);
 }
 

@@ -18,7 +18,8 @@ class RemoteControl final : public Control {
  public:
   /// Collective: meets the peers, unless they have met, and connects to rank 0. `spec.hosts` is
   /// filled from what the ranks say. Errors: kTimeout (names the ranks that did not come),
-  /// kInvalidArgument, kPeerLost, kSystem.
+  /// kInvalidArgument, kPeerLost, kOutOfMemory (no descriptor), kSystem; what another rank said
+  /// when it gave up, as HeardError.
   static std::unique_ptr<RemoteControl> join(GroupSpec spec, Meeting& meeting);
   ~RemoteControl() override;
 
@@ -55,6 +56,8 @@ class RemoteControl final : public Control {
   std::shared_ptr<StoreServer> server_;  // of rank 0
   std::string secret_;
   std::shared_ptr<MemberLink> link_;
+  // Until all ranks have joined: who gives up before is missed there alone.
+  const Meeting* meeting_ = nullptr;
   std::atomic<bool> expects_messages_ = false;
   std::atomic<bool> listens_after_leaving_ = false;
   OwnProcess process_;

@@ -5,7 +5,9 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -24,35 +26,47 @@ struct Kept {
   std::int64_t exit_ms = 0;
 };
 
-// Never destroyed: other exit handlers may still destroy groups.
+// Of one process. Never destroyed: other exit handlers may still destroy groups.
 struct State {
   std::recursive_mutex mutex;  // a group that is left hands its server over
   std::set<RemoteControl*> groups;
   std::vector<Kept> servers;
   std::set<std::shared_ptr<MemberLink>> links;
-  std::optional<Deadline> end;  // of the waits at the end of the process, which may be in parts
+  std::shared_ptr<MemberLink> told;  // the link over which others learn that this process is lost
+  std::optional<Deadline> end;       // of the waits at its end, which may be in parts
   bool expects_exit = false;
   OwnProcess process;
+
+  std::int64_t exit_ms() const {
+    std::int64_t longest = 0;
+    for (const Kept& kept : servers) longest = std::max(longest, kept.exit_ms);
+    return longest;
+  }
 };
 
+// A forked copy of a process begins with nothing: groups, servers and links are of the original,
+// one of whose threads may have held the mutex. It has the same exit handlers.
 State& state() {
-  static State& state = *new State;
-  return state;
+  static std::atomic<State*> latest = new State;
+  State* own = latest;
+  if (own->process.is_this_one()) return *own;
+  auto fresh = std::make_unique<State>();
+  fresh->expects_exit = own->expects_exit;
+  if (latest.compare_exchange_strong(own, fresh.get())) return *fresh.release();
+  return *own;
 }
 
 // With the lock held.
 void expect_exit(State& own) {
-  if (!own.process.is_this_one()) {  // a forked copy, with groups of its own
-    own.groups.clear();
-    [[maybe_unused]] const auto* const lost =
-        new auto(std::make_pair(std::move(own.servers), std::move(own.links)));
-    own.servers.clear();
-    own.links.clear();
-    own.end.reset();
-    own.process = {};
-  }
   if (std::exchange(own.expects_exit, true)) return;
   std::atexit([] { run(); });
+}
+
+template <typename Done>
+void await_servers(const State& own, const Deadline& deadline, Done&& is_done) {
+  for (const Kept& kept : own.servers) {
+    while (!is_done(*kept.server) && !deadline.expired()) poll(nullptr, 0, 1);
+  }
 }
 
 }  // namespace
@@ -83,7 +97,18 @@ void listen(std::shared_ptr<MemberLink> link) {
   State& own = state();
   const std::lock_guard lock(own.mutex);
   std::erase_if(own.links, [](const auto& one) { return one->is_over(); });
-  own.links.insert(std::move(link));
+  own.links.insert(link);
+  const bool is_larger = !own.told || own.told->is_over() || own.told->size() <= link->size();
+  if (is_larger) own.told.swap(link);
+  if (link) link->be_done();
+}
+
+void finish() noexcept {
+  State& own = state();
+  const std::lock_guard lock(own.mutex);
+  for (const auto& link : own.links) link->leave();
+  await_servers(own, Deadline::after_ms(own.exit_ms()),
+                [](const StoreServer& server) { return server.has_ended(); });
 }
 
 void precede_mpi() {
@@ -93,15 +118,12 @@ void precede_mpi() {
 
 void run() noexcept {
   State& own = state();
-  if (!own.process.is_this_one()) return;  // somebody may have held the mutex
   const std::lock_guard lock(own.mutex);
   for (RemoteControl* const group : own.groups) group->leave();
-  std::int64_t exit_ms = 0;
-  for (const Kept& kept : own.servers) exit_ms = std::max(exit_ms, kept.exit_ms);
-  if (!own.end) own.end = Deadline::after_ms(exit_ms);
-  for (const Kept& kept : own.servers) {
-    while (!kept.server->has_ended() && !own.end->expired()) poll(nullptr, 0, 1);
-  }
+  if (!own.end) own.end = Deadline::after_ms(own.exit_ms());
+  await_servers(own, *own.end, [](const StoreServer& server) {
+    return server.has_ended() || server.only_awaits_ends();
+  });
 }
 
 }  // namespace switchyard::remote_exit

@@ -25,11 +25,16 @@ void remove(RemoteControl& group);
 /// `exit_ms` at most.
 void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms);
 
-/// Keeps the link of a group that this rank has left but listens to, until it is over.
+/// Keeps the link of a group that this rank has left but listens to, until it is over. Whether the
+/// process is lost later is told over one alone: the last of the largest group.
 void listen(std::shared_ptr<MemberLink> link);
 
 /// Once MPI_Finalize has been registered to run at the end of the process: this comes before it.
 void precede_mpi();
+
+/// After MPI_Finalize: nobody has to learn any more when this process ends. A server waits until
+/// the others have come as far.
+void finish() noexcept;
 
 /// What the end of the process does; for one that skips its exit handlers. Where it is called again
 /// it waits no longer than the first call would have.

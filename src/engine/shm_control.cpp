@@ -79,6 +79,7 @@ void ShmControl::check_set_up(int peer) {
   if (is_interrupted()) {
     meeting_->fail_unmet(Errc::kAborted, "interrupted before every rank was there");
   }
+  if (meeting_->has_met()) meeting_->require_nobody_gave_up();
   const WaitSite site{Phase::kSetup, 0, peer};
   if (place_.launcher_fd >= 0) check_alive(site);
   if (!parent().control) return;

@@ -30,6 +30,7 @@ class ShmEngine final : public Engine {
     (void)name;  // the store is the subgroup's own part
     MeetingPlace place;
     place.is_for_meeting_only = true;
+    place.is_of_one_group = true;
     place.has_launcher = has_launcher_;
     return make(spec, std::make_unique<Meeting>(spec, std::move(place)));
   }

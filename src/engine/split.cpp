@@ -11,6 +11,8 @@
 
 #include "core/fail.h"
 #include "engine/engine.h"
+#include "engine/meeting.h"
+#include "engine/reason.h"
 
 namespace switchyard {
 namespace {
@@ -51,12 +53,8 @@ bool ends_the_group(Errc code) {
   return code == Errc::kTimeout || code == Errc::kPeerLost || code == Errc::kAborted;
 }
 
-// Without the name of the function, which the error of this group opens with.
 std::string reason_of(const Error& error) {
-  constexpr std::string_view kFunction = "group: ";
-  const std::string_view text = error.what();
-  return fmt::format("a subgroup: {}",
-                     text.substr(text.starts_with(kFunction) ? kFunction.size() : 0));
+  return fmt::format("a subgroup: {}", reason_for_others(error.what()));
 }
 
 // A subgroup knows it by another number; and our launcher may still be about to say why it died.
@@ -68,10 +66,13 @@ void name_dead_rank(Control& parent) {
   }
 }
 
-// Collective. `failure`: why this rank has no subgroup, or nothing.
+// Collective. `failure`: why this rank has no subgroup, or nothing; not what it heard from a rank
+// that says so itself.
 void require_all_well(Control& control, const std::optional<Error>& failure) {
-  const std::vector<std::string> texts = control.all_gather_text(
-      failure ? fmt::format("{} {}", static_cast<int>(failure->code()), failure->what()) : "");
+  const std::vector<std::string> texts =
+      control.all_gather_text(failure ? fmt::format("{} {}", static_cast<int>(failure->code()),
+                                                    reason_for_others(failure->what()))
+                                      : "");
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].empty()) continue;
     int code = static_cast<int>(Errc::kInternal);
@@ -101,8 +102,13 @@ std::shared_ptr<Engine> Engine::split(int color, int key, Maker make) {
       members_of(parent.all_gather_text(fmt::format("{} {}", color, key)), color);
   std::shared_ptr<Engine> engine;
   std::optional<Error> failure;
+  std::optional<Error> heard;
   try {
     if (color >= 0) engine = (this->*make)(spec_of(members, name), name);
+  } catch (const HeardError& error) {
+    if (ends_the_group(error.code())) parent.abort(error.code(), -1, reason_of(error));
+    parent.check_alive({Phase::kSetup, num_splits_, -1});
+    heard = error;
   } catch (const Error& error) {
     if (error.code() == Errc::kPeerLost) name_dead_rank(parent);
     if (ends_the_group(error.code())) parent.abort(error.code(), -1, reason_of(error));
@@ -110,6 +116,7 @@ std::shared_ptr<Engine> Engine::split(int color, int key, Maker make) {
     failure = error;
   }
   require_all_well(parent, failure);
+  if (heard) throw Error(*heard);
   return engine;
 }
 

@@ -46,6 +46,7 @@ std::shared_ptr<MpiLink> Link::start(MPI_Comm original, std::string& why) {
 
 // Frees the communicator only where nothing is under way: that needs no other rank then.
 Link::~Link() {
+  if (is_copy()) return;
   const std::lock_guard lock(call_mutex());
   if (is_finalized()) return;
   if (is_ready_ && messages_.empty() && may_finalize()) {
@@ -166,6 +167,7 @@ void Link::end_part(const Part& part, const MPI_Status& status, bool has_failed)
 }
 
 void Link::give_up(MessageId id) {
+  if (is_copy()) return;
   const std::lock_guard lock(call_mutex());
   const auto found = messages_.find(id);
   if (found == messages_.end() || is_finalized()) return;

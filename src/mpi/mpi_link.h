@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/service_thread.h"
 #include "engine/mpi_module.h"
 
 namespace switchyard::mpi {
@@ -49,6 +50,9 @@ class Link final : public MpiLink {
   };
 
   Link() = default;
+  /// In a forked copy of the process, too, links are destroyed and messages given up. MPI is not
+  /// its own: it may be in a call of the rank's, and what it says the peers take for the rank's.
+  bool is_copy() const { return !process_.is_this_one(); }
   MessageId start(int peer, int tag, const MessageBuffer& buffer, bool is_receive);
   void make_progress();
   void end_part(const Part& part, const MPI_Status& status, bool has_failed);
@@ -62,6 +66,7 @@ class Link final : public MpiLink {
   std::unordered_map<MessageId, Message> messages_;  // pending, or of the wrong size
   std::vector<MPI_Request> requests_;                // of the parts, at equal places
   std::vector<Part> parts_;
+  OwnProcess process_;
 };
 
 }  // namespace switchyard::mpi

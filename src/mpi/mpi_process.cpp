@@ -31,6 +31,7 @@ struct Keeper {
   bool is_finalize_wanted = false;
   bool is_finalized = false;
   std::int64_t exit_timeout_ms = 0;
+  void (*when_finalized)() = nullptr;
   std::atomic<bool> may_finalize = true;
   OwnProcess process;
 };
@@ -62,11 +63,16 @@ void finalize_at_exit() {
   std::unique_lock lock(own.mutex);
   int is_finalized = 0;
   MPI_Finalized(&is_finalized);
-  if (!own.is_initialized || !own.may_finalize || is_finalized != 0) return;
-  own.is_finalize_wanted = true;
-  own.changed.notify_all();
-  own.changed.wait_for(lock, std::chrono::milliseconds(own.exit_timeout_ms),
-                       [&] { return own.is_finalized || !own.may_finalize; });
+  if (is_finalized == 0) {
+    if (!own.is_initialized || !own.may_finalize) return;
+    own.is_finalize_wanted = true;
+    own.changed.notify_all();
+    own.changed.wait_for(lock, std::chrono::milliseconds(own.exit_timeout_ms),
+                         [&] { return own.is_finalized || !own.may_finalize; });
+    if (!own.is_finalized) return;
+  }
+  lock.unlock();
+  own.when_finalized();
 }
 
 bool flag_of(int (*ask)(int*)) {
@@ -98,7 +104,7 @@ MpiInit init_state() {
   return flag_of(&MPI_Initialized) ? MpiInit::kDone : MpiInit::kNone;
 }
 
-std::string start_init(std::int64_t timeout_ms) {
+std::string start_init(std::int64_t timeout_ms, void (*when_finalized)()) {
   Keeper& own = keeper();
   const std::lock_guard lock(own.mutex);
   own.exit_timeout_ms = std::max(own.exit_timeout_ms, kExitTimeouts * timeout_ms);
@@ -109,6 +115,7 @@ std::string start_init(std::int64_t timeout_ms) {
     return std::string("no thread to call MPI_Init: ") + error.what();
   }
   own.has_started = true;
+  own.when_finalized = when_finalized;
   std::atexit(finalize_at_exit);
   return "";
 }

@@ -38,7 +38,7 @@ class ReturnedErrors {
 
 std::string library();
 MpiInit init_state();
-std::string start_init(std::int64_t timeout_ms);
+std::string start_init(std::int64_t timeout_ms, void (*when_finalized)());
 bool will_finalize();
 std::string why_not_here();
 void forbid_finalize();

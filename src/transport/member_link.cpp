@@ -28,6 +28,8 @@ constexpr std::int64_t kBeatNs = std::int64_t{kBeatMs} * 1'000'000;
 constexpr std::chrono::milliseconds kAnswerTime{500};  // of the server, to a question or an end
 constexpr int kGoodbyeMs = 500;
 constexpr int kServer = 0;  // the rank that runs the server
+const std::string kIsDone(1, '\0');
+const std::string kIsNotDone(1, '\1');
 
 std::string number_text(std::uint64_t number) {
   std::string bytes;
@@ -65,6 +67,7 @@ MemberLink::~MemberLink() { leave(); }
 
 void MemberLink::leave() noexcept {
   if (is_leaving_.exchange(true)) return;
+  is_listening_ = false;
   if (!process_.is_this_one()) {  // the rank itself stays
     is_over_ = true;
     return join_service_thread(thread_, process_);
@@ -74,7 +77,7 @@ void MemberLink::leave() noexcept {
   join_service_thread(thread_, process_);
   {
     const std::lock_guard lock(mutex_);
-    unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, {}});
+    unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, kIsDone});
   }
   say_goodbye();
   is_over_ = true;
@@ -82,9 +85,15 @@ void MemberLink::leave() noexcept {
 
 void MemberLink::leave_but_listen() noexcept {
   if (!process_.is_this_one()) return;
-  send(Operation::kLeave, {});
+  is_listening_ = true;
+  send(Operation::kLeave, kIsNotDone);
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kAnswerTime, [&] { return is_over_ || left_ns(rank_) != 0; });
+}
+
+void MemberLink::be_done() noexcept {
+  if (!process_.is_this_one() || !is_listening_.exchange(false)) return;
+  send(Operation::kLeave, kIsDone);
 }
 
 void MemberLink::enter(const Place& place) noexcept {
@@ -254,6 +263,7 @@ void MemberLink::take_event(std::string_view event) {
       changed_.notify_all();
       return ring();
     }
+    case Event::kLost: return act();
     case Event::kEnded:
       if (const auto end = End::parse(content)) set_cause(*end);
       return;
@@ -261,17 +271,24 @@ void MemberLink::take_event(std::string_view event) {
 }
 
 void MemberLink::set_cause(const End& end) noexcept {
-  std::function<void()> action;
   {
     const std::lock_guard lock(mutex_);
     if (has_ended()) return;
     cause_ = end;
     has_ended_.store(true, std::memory_order_release);
+  }
+  act();
+  changed_.notify_all();
+  ring();
+}
+
+void MemberLink::act() noexcept {
+  std::function<void()> action;
+  {
+    const std::lock_guard lock(mutex_);
     action.swap(when_ended_);
   }
   if (action) action();
-  changed_.notify_all();
-  ring();
 }
 
 // A rank 0 that goes on later finds unread that it was the cause itself; otherwise it would take
@@ -284,11 +301,13 @@ void MemberLink::give_up_server() {
   lose_server(end.reason);
 }
 
-// A server whose rank had left was to go, and says nothing of the others.
+// A server whose rank had left was to go, and says nothing of the others; but it stays for those
+// that are not done.
 void MemberLink::lose_server(const std::string& reason) {
   is_over_ = true;
   shutdown(connection_.socket().get(), SHUT_RDWR);
   if (left_ns(kServer) == 0) set_cause({abort_code(Errc::kPeerLost), kServer, -1, reason});
+  if (is_listening_) act();
   changed_.notify_all();
   ring();
 }

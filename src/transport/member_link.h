@@ -37,12 +37,16 @@ class MemberLink {
   /// does nothing.
   void leave() noexcept;
 
-  /// As leave, but stays connected, and so learns why the group of the others ended. Returns when
-  /// the server knows, or soon after if it does not answer.
+  /// As leave, but stays connected, and so learns why the group of the others ended. They learn, as
+  /// this rank of them, when it is lost before it is done. Returns when the server knows, or soon
+  /// after if it does not answer.
   void leave_but_listen() noexcept;
+  /// After leave_but_listen: what happens to this process concerns nobody any more.
+  void be_done() noexcept;
   /// The connection has ended: nothing more will be heard.
   bool is_over() const noexcept { return is_over_; }
 
+  int size() const { return static_cast<int>(left_ns_.size()); }
   const Address& server_address() const { return connection_.address(); }
 
   /// Where this rank is; the server learns of it with the next sign of life.
@@ -60,8 +64,8 @@ class MemberLink {
   bool has_ended() const noexcept { return has_ended_.load(std::memory_order_acquire); }
   /// Valid once has_ended().
   member_protocol::End cause() const;
-  /// Calls `action` once the group has ended, from any thread; at once if it has. The last one
-  /// given counts. It must not use the link.
+  /// Calls `action` once the group has ended, or a rank that had left was lost before it was done,
+  /// from any thread; at once if it has ended. The last one given counts. It must not use the link.
   void when_ended(std::function<void()> action);
 
   /// When the rank left, in now_ns(); 0: it has not.
@@ -84,6 +88,7 @@ class MemberLink {
   void take_received();
   void take_event(std::string_view event);
   void set_cause(const member_protocol::End& end) noexcept;
+  void act() noexcept;
   void give_up_server();
   void lose_server(const std::string& reason);
   void ring() noexcept;
@@ -97,6 +102,7 @@ class MemberLink {
   std::atomic<std::uint64_t> met_ = 0;
   std::atomic<bool> has_ended_ = false;
   std::atomic<bool> is_leaving_ = false;
+  std::atomic<bool> is_listening_ = false;          // has left, and is not done
   std::atomic<bool> is_over_ = false;               // the connection
   std::vector<std::atomic<std::int64_t>> left_ns_;  // by rank
 

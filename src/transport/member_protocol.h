@@ -8,7 +8,8 @@
 //   kBeat   u32 phase, u64 call  (each kBeatMs)            kMet     u64 number
 //   kMeet   u64 number                                     kLeft    u32 rank
 //   kEnd    u32 code, u32 culprit, u32 author, reason      kEnded   as kEnd
-//   kLeave                                                 kLeft    to the rank itself, too
+//   kLeave  u8: 1 if its process has still to end well     kLeft    to the rank itself, too
+//   kLeave  u8: 0, once it has, or need not                kLost    u32 rank: it did not
 //   kAsk    u32 question, u64 argument                     the reply to it
 #pragma once
 
@@ -27,7 +28,7 @@ using store_protocol::put_u32;
 inline constexpr int kBeatMs = 250;
 inline constexpr std::size_t kMaxReasonBytes = 4096;
 
-enum class Event : std::uint8_t { kAlive = 1, kMet, kLeft, kEnded };
+enum class Event : std::uint8_t { kAlive = 1, kMet, kLeft, kEnded, kLost };
 enum class Question : std::uint32_t { kPlaceOf = 1, kWhoIsMissing };
 
 inline void put_u64(std::string& bytes, std::uint64_t value) {

@@ -35,10 +35,21 @@ Roster::Member* Roster::find(int rank) {
              : nullptr;
 }
 
+bool Roster::is_anybody_here() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.is_here; });
+}
+
 bool Roster::is_over() const {
   if (members_.empty()) return false;
-  return end_.has_value() || std::none_of(members_.begin(), members_.end(),
-                                          [](const Member& member) { return member.is_here; });
+  if (end_) return true;
+  return !is_anybody_here() && (has_lost_awaited_ || !only_awaits_ends());
+}
+
+bool Roster::only_awaits_ends() const {
+  if (end_ || has_lost_awaited_ || is_anybody_here()) return false;
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.is_end_awaited; });
 }
 
 bool Roster::join(const Join& join, std::int64_t now_ns) {
@@ -91,9 +102,11 @@ void Roster::end(const End& end) {
   tell_all(Event::kEnded, end.text());
 }
 
-void Roster::leave(int rank) {
+void Roster::leave(int rank, bool is_end_awaited) {
   Member* const member = find(rank);
-  if (member == nullptr || member->has_left) return;
+  if (member == nullptr) return;
+  member->is_end_awaited = is_end_awaited;
+  if (member->has_left) return;
   member->is_here = false;
   member->has_left = true;
   std::string content;
@@ -105,9 +118,18 @@ void Roster::lose(int rank) {
   Member* const member = find(rank);
   if (member == nullptr) return;
   member->is_connected = false;
+  if (member->is_end_awaited) return lose_awaited(rank);
   if (!member->is_here) return;
   member->is_here = false;
   end({abort_code(Errc::kPeerLost), rank, -1, "its connection ended"});
+}
+
+void Roster::lose_awaited(int rank) {
+  find(rank)->is_end_awaited = false;
+  has_lost_awaited_ = true;
+  std::string content;
+  put_u32(content, static_cast<std::uint32_t>(rank));
+  tell_all(Event::kLost, content);
 }
 
 void Roster::look(std::int64_t now_ns) {
@@ -117,9 +139,13 @@ void Roster::look(std::int64_t now_ns) {
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     Member& member = members_[rank];
     if (member.is_connected) send_(static_cast<int>(rank), event_text(Event::kAlive, {}));
-    if (!member.is_here) continue;
+    if (!member.is_here && !member.is_end_awaited) continue;
     if (was_stopped) member.heard_ns += away;
     if (now_ns - member.heard_ns <= silence_ns_) continue;
+    if (member.is_end_awaited) {
+      lose_awaited(static_cast<int>(rank));
+      continue;
+    }
     end({abort_code(Errc::kPeerLost), static_cast<int>(rank), -1,
          fmt::format("no sign of life for {:.1f} s: stopped, or its host is cut off",
                      static_cast<double>(silence_ns_) * 1e-9)});

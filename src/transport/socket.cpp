@@ -312,6 +312,10 @@ std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
   require(size != 0, Errc::kPeerLost, "socket: the other end closed the connection");
   require(static_cast<std::size_t>(size) == packet.size() && (message.msg_flags & MSG_TRUNC) == 0,
           Errc::kSystem, "socket: a packet of {} bytes, want {}", size, packet.size());
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && !fd.has_value()) {  // the kernel dropped it
+    errno = EMFILE;
+    fail_errno("recvmsg", "descriptor of a peer");
+  }
   return fd;
 }
 

@@ -91,8 +91,8 @@ void send_packet(const Fd& socket, std::span<const std::byte> packet, int fd,
                  const Deadline& deadline);
 
 /// Receives one packet of exactly `packet.size()` bytes and returns the descriptor that came with
-/// it, if any. nullopt when the deadline passed first. Errors: kPeerLost; kSystem, also for a
-/// packet of another size.
+/// it, if any. nullopt when the deadline passed first. Errors: kPeerLost; kOutOfMemory when this
+/// process has no room for the descriptor; kSystem, also for a packet of another size.
 std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
                                  const Deadline& deadline);
 

@@ -52,6 +52,10 @@ void StoreConnection::shake_hands(const std::string& secret, std::int64_t timeou
   const auto say = [&](protocol::Operation operation, std::string key, std::string value) {
     const auto reply = ask({operation, 0, 0, std::move(key), std::move(value)}, deadline);
     require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address_.text());
+    require(reply->status != protocol::Status::kFull, Errc::kOutOfMemory,
+            "store: the process that serves {} has no descriptor left for another connection; "
+            "raise its limit (ulimit -n)",
+            address_.text());
     require(reply->status == protocol::Status::kOk, Errc::kInvalidArgument,
             "store: {} refused the secret; SWITCHYARD_SECRET must be the same on every rank",
             address_.text());

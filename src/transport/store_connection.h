@@ -18,7 +18,7 @@ class StoreConnection {
   /// Retries until a server listens at `address`, unless it is known to have listened there before:
   /// then nobody there means that it is gone. Both ends prove that they have `secret`.
   /// Errors: kTimeout, kInvalidArgument (the other end has another secret, or is of another user),
-  /// kPeerLost, kSystem.
+  /// kOutOfMemory (one end has no descriptor left), kPeerLost, kSystem.
   StoreConnection(const Address& address, const std::string& secret, std::int64_t timeout_ms,
                   bool was_served = false);
 

@@ -2,6 +2,7 @@
 
 #include "transport/store_server.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -38,6 +39,8 @@ constexpr std::size_t kMaxStoredBytes = std::size_t{256} << 20;
 constexpr int kMaxWarnings = 8;  // of strangers; a port scan must not fill the log
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
+Fd duplicate(const Fd& fd) { return Fd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 3)); }
+
 // A get request whose key does not exist yet.
 struct Waiter {
   std::string key;
@@ -56,7 +59,12 @@ struct Client {
 class StoreServer::Loop {
  public:
   Loop(Fd listener, Fd wake, std::string secret)
-      : listener_(std::move(listener)), wake_(std::move(wake)), secret_(std::move(secret)) {}
+      : listener_(std::move(listener)),
+        wake_(std::move(wake)),
+        spare_(duplicate(wake_)),
+        secret_(std::move(secret)) {
+    if (!spare_.has_value()) fail_errno("dup", "store");
+  }
   ~Loop() {
     is_stopping_ = true;
     wake();
@@ -69,6 +77,7 @@ class StoreServer::Loop {
     wake();
   }
   bool has_ended() const { return has_ended_; }
+  bool only_awaits_ends() const { return only_awaits_ends_; }
 
  private:
   void wake();
@@ -77,7 +86,9 @@ class StoreServer::Loop {
   bool is_to_end() const { return is_stopping_ || (ends_when_over_ && roster_.is_over()); }
   int poll_timeout_ms() const;
   void accept_clients();
-  void admit(Fd socket);
+  void admit(Fd socket, bool is_turned_away = false);
+  bool lend_spare();
+  void take_spare_back();
   void warn_of(const std::string& stranger, std::string_view what);
   void receive(Client& client);
   void serve(Client& client, const protocol::Request& request);
@@ -92,7 +103,8 @@ class StoreServer::Loop {
   void say_goodbye();
 
   Fd listener_;
-  Fd wake_;  // eventfd
+  Fd wake_;   // eventfd
+  Fd spare_;  // given up to tell a client that there is no other
   std::string secret_;
   std::list<Client> clients_;
   std::unordered_map<std::string, std::string> values_;
@@ -104,6 +116,7 @@ class StoreServer::Loop {
   std::atomic<bool> is_stopping_ = false;
   std::atomic<bool> ends_when_over_ = false;
   std::atomic<bool> has_ended_ = false;
+  std::atomic<bool> only_awaits_ends_ = false;
   OwnProcess process_;
   std::thread thread_;
 };
@@ -155,6 +168,7 @@ void StoreServer::Loop::turn() {
   end_waits();
   look_at_members();
   remove_gone();
+  only_awaits_ends_ = roster_.only_awaits_ends();
   if (entries[1].revents != 0) accept_clients();
 }
 
@@ -177,22 +191,47 @@ void StoreServer::Loop::accept_clients() {
       admit(std::move(socket));
       continue;
     }
-    if (errno == ECONNABORTED) continue;
-    if (!is_transient(errno)) {
-      log(LogLevel::kWarn, "store", "accept: errno {}; pauses", errno);
+    const int error = errno;
+    if (error == ECONNABORTED) continue;
+    if ((error == EMFILE || error == ENFILE) && lend_spare()) continue;
+    if (!is_transient(error)) {
+      log(LogLevel::kWarn, "store", "accept: errno {}; pauses", error);
       accept_from_ns_ = now_ns() + kAcceptPauseNs;
     }
     return;
   }
 }
 
-void StoreServer::Loop::admit(Fd socket) {
+// Without descriptors, one client at a time is told so, in place of a wait that ends with its
+// timeout. False when that is under way.
+bool StoreServer::Loop::lend_spare() {
+  if (!spare_.has_value()) return false;
+  spare_.reset();
+  Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket.has_value()) {
+    spare_ = duplicate(wake_);
+    return false;
+  }
+  admit(std::move(socket), true);
+  return true;
+}
+
+void StoreServer::Loop::take_spare_back() {
+  if (spare_.has_value()) return;
+  const bool is_lent = std::any_of(clients_.begin(), clients_.end(), [](const Client& client) {
+    return client.session.is_turned_away();
+  });
+  if (!is_lent) spare_ = duplicate(wake_);
+}
+
+void StoreServer::Loop::admit(Fd socket, bool is_turned_away) {
   const std::optional<PeerIdentity> identity = peer_identity(socket);
   std::string peer = peer_name(socket);
   if (identity && identity->uid != geteuid()) {
     return warn_of(peer, fmt::format("is of user {}", identity->uid));
   }
   clients_.push_back({StoreSession(std::move(socket), std::move(peer))});
+  if (is_turned_away) clients_.back().session.turn_away();
 }
 
 void StoreServer::Loop::warn_of(const std::string& stranger, std::string_view what) {
@@ -278,7 +317,9 @@ void StoreServer::Loop::serve_member(Client& client, const protocol::Request& re
     case protocol::Operation::kEnd:
       if (const auto end = members::End::parse(request.value)) return roster_.end(*end);
       break;
-    case protocol::Operation::kLeave: return roster_.leave(client.rank);
+    case protocol::Operation::kLeave:
+      if (request.value.size() != 1) break;
+      return roster_.leave(client.rank, request.value[0] != 0);
     case protocol::Operation::kAsk: {
       if (request.value.size() != 12) break;
       const auto answer =
@@ -312,6 +353,7 @@ void StoreServer::Loop::remove_gone() {
   }
   clients_.remove_if(
       [](const Client& client) { return client.session.is_gone() && client.rank < 0; });
+  take_spare_back();
 }
 
 // What was sent to members should arrive: with data of theirs unread, closing would discard it.
@@ -355,6 +397,7 @@ StoreServer::~StoreServer() = default;
 
 void StoreServer::end_when_over() { loop_->end_when_over(); }
 bool StoreServer::has_ended() const { return loop_->has_ended(); }
+bool StoreServer::only_awaits_ends() const { return loop_->only_awaits_ends(); }
 
 std::unique_ptr<StoreServer> StoreServer::start(const Address& address, std::string secret) {
   require_secret(address, secret);

@@ -22,6 +22,9 @@ class StoreServer {
   /// Of a server whose ranks may still need it: it ends by itself once they no longer do.
   void end_when_over();
   bool has_ended() const;
+  /// True while all ranks have left, and it is there to tell them when one is lost that has still
+  /// to end (Roster::only_awaits_ends).
+  bool only_awaits_ends() const;
 
   /// The address it serves at, with the actual port.
   const Address& address() const { return address_; }

@@ -60,6 +60,10 @@ void StoreSession::shake_hands(const protocol::Request& request, const std::stri
       request.operation ==
       (step_ == Step::kHello ? protocol::Operation::kHello : protocol::Operation::kProof);
   if (!is_expected) return refuse(request, "begins with a wrong hello");
+  if (is_turned_away_) {
+    return refuse(request, "finds no descriptor left; raise the limit (ulimit -n)",
+                  protocol::Status::kFull);
+  }
   if (step_ == Step::kHello) {
     if (request.key != protocol::kMagic || request.value.size() != kChallengeBytes) {
       return refuse(request, "begins with a wrong hello");
@@ -76,10 +80,11 @@ void StoreSession::shake_hands(const protocol::Request& request, const std::stri
   reply({protocol::Status::kOk, request.id, server_proof(secret, challenges_)});
 }
 
-void StoreSession::refuse(const protocol::Request& request, std::string_view why) {
+void StoreSession::refuse(const protocol::Request& request, std::string_view why,
+                          protocol::Status status) {
   refusal_ = why;
   is_closing_ = true;
-  reply({protocol::Status::kRefused, request.id, {}});
+  reply({status, request.id, {}});
 }
 
 void StoreSession::reply(const protocol::Reply& answer) {

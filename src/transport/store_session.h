@@ -18,6 +18,9 @@ class StoreSession {
  public:
   /// `peer`: who is at the other end, for messages.
   StoreSession(Fd socket, std::string peer);
+  /// Answers the hello with kFull, then ends.
+  void turn_away() { is_turned_away_ = true; }
+  bool is_turned_away() const { return is_turned_away_; }
 
   const Fd& socket() const { return socket_; }
   const std::string& peer() const { return peer_; }
@@ -46,7 +49,8 @@ class StoreSession {
   enum class Step { kHello, kProof, kKnown };
 
   void shake_hands(const store_protocol::Request& request, const std::string& secret);
-  void refuse(const store_protocol::Request& request, std::string_view why);
+  void refuse(const store_protocol::Request& request, std::string_view why,
+              store_protocol::Status status = store_protocol::Status::kRefused);
 
   Fd socket_;
   std::string peer_;
@@ -56,6 +60,7 @@ class StoreSession {
   Step step_ = Step::kHello;
   std::int64_t hello_end_ns_;
   std::string_view refusal_;
+  bool is_turned_away_ = false;
   bool is_closing_ = false;  // refused: closed once the reply is sent
   bool is_gone_ = false;
 };

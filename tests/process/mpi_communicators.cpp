@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <mpi.h>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -16,6 +17,7 @@
 #include "conformance/exchange_suite.h"
 #include "core/clock.h"
 #include "core/settings.h"
+#include "support/few_descriptors.h"
 
 namespace switchyard {
 namespace {
@@ -47,6 +49,16 @@ void exchange(const Group& group) {
   expect(num_cases > 5, "there are many cases");
 }
 
+// A message names the rank that says it once at most.
+int count_own_ranks(const std::string& message) {
+  int count = 0;
+  for (std::size_t at = message.find("(rank "); at != message.npos;
+       at = message.find("(rank ", at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
 // What one rank alone finds wrong, all ranks say, at once.
 void pass_on_reasons(int rank) {
   const auto expect_on_all = [&](const GroupOptions& options, const std::string& words) {
@@ -57,6 +69,9 @@ void pass_on_reasons(int rank) {
     } catch (const Error& error) {
       expect(error.code() == Errc::kInvalidArgument, error.what());
       expect(std::string(error.what()).find(words) != std::string::npos, error.what());
+      const bool is_told = words.find("cannot join") != words.npos;
+      expect(count_own_ranks(error.what()) <= 1, error.what());
+      expect(!is_told || count_own_ranks(error.what()) == 1, error.what());
     }
     expect(now_ns() - start < std::int64_t{5'000'000'000}, "nobody waits for the timeout");
   };
@@ -77,6 +92,45 @@ void pass_on_reasons(int rank) {
   }
   const Group again = group_from_mpi(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   again.barrier();
+}
+
+// Rank `culprit` can open `num_free` files. Whether the group was made, on all ranks alike.
+bool make_with_few_descriptors(int rank, int size, int culprit, int num_free) {
+  std::optional<Error> error;
+  const std::int64_t start = now_ns();
+  {
+    std::optional<test::FewDescriptors> few;
+    if (rank == culprit) few.emplace(num_free);
+    try {
+      const Group group = group_from_mpi(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+      group.barrier();
+    } catch (const Error& failure) {
+      error = failure;
+    }
+  }
+  const bool is_slow = now_ns() - start > std::int64_t{8'000'000'000};
+  int num_failed = error ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &num_failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  const std::string words =
+      fmt::format("{} of {} ranks fail where rank {} has {} descriptors: {}{}", num_failed, size,
+                  culprit, num_free, error ? error->what() : "no error", is_slow ? ", late" : "");
+  expect(!is_slow && (num_failed == 0 || num_failed == size), words.c_str());
+  if (!error) return true;
+  const std::string message = error->what();
+  expect(error->code() == Errc::kOutOfMemory, words.c_str());
+  expect(message.find("Too many open files") != message.npos ||
+             message.find("has no descriptor left") != message.npos,
+         words.c_str());
+  expect(count_own_ranks(message) <= 1, words.c_str());
+  return false;
+}
+
+void tell_of_missing_descriptors(int rank, int size) {
+  for (const int culprit : {0, 2}) {
+    int num_free = 0;
+    while (!make_with_few_descriptors(rank, size, culprit, num_free)) ++num_free;
+    expect(num_free > 3, "a group takes descriptors");
+  }
 }
 
 // A handle of what was freed, and numbers that are of nothing. Errors must not end the job, though
@@ -133,6 +187,7 @@ void run(int rank, int size) {
   }
   refuse_handles_of_nothing();
   pass_on_reasons(rank);
+  tell_of_missing_descriptors(rank, size);
   sy_group* group = nullptr;
   sy_group_info info = {};
   info.struct_size = sizeof(info);

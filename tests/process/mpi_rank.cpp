@@ -6,12 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <signal.h>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "switchyard/error.h"
 #include "switchyard/group.h"
@@ -134,23 +138,66 @@ int leave(int victim) {
   return kErrorExitCode;
 }
 
-// A forked copy of a rank ends like any process, and does so soon; the rank stays in its group.
+// All ranks have left their group, which was well, before `victim` is lost: it will not be in
+// MPI_Finalize, where the others are.
+int lose_last(int victim, const std::string& deed) {
+  static const std::int64_t start = now_ns();
+  static const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  std::atexit([] {  // the first, so that it comes last
+    std::fprintf(stderr, "rank %d ended after %.1f s\n", rank,
+                 static_cast<double>(now_ns() - start) * 1e-9);
+  });
+  {
+    const Group earlier = Group::from_environment();
+    const Group group = Group::from_environment();
+    const Group part = group.split(rank % 2);
+    group.barrier();
+  }
+  if (rank == victim && deed == "busy") sleep(6);
+  if (rank != victim || deed == "busy") return 0;
+  sleep(2);
+  end_as(deed);
+  return 0;
+}
+
+// Forked copies of a rank, another thread of which is in MPI meanwhile, end like any process, and
+// do so soon; the rank stays in its group, and gets the message that it waits for.
 int fork_and_exit() {
-  static const Group group = Group::from_environment();  // is there when the copy ends
+  static const Group group = Group::from_environment();  // is there when a copy ends
+  static const auto channel = group.engine().messages().make_channel();
+  const auto words = std::make_shared<std::vector<std::byte>>(64, std::byte{0});
+  const int size = group.size();
+  const int next = (group.rank() + 1) % size;
+  const int previous = (group.rank() + size - 1) % size;
+  const MessageId awaited = channel->receive(previous, 1, {words, words->data(), words->size()});
   group.barrier();
   const std::int64_t start = now_ns();
-  const pid_t copy = fork();
-  if (copy == 0) std::exit(0);
-  int status = -1;
-  const Deadline deadline = Deadline::after_ms(5000);
-  while (waitpid(copy, &status, WNOHANG) == 0 && !deadline.expired()) usleep(10'000);
-  const bool has_ended = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  if (!has_ended) kill(copy, SIGKILL);
+  std::atomic<bool> is_over = false;
+  std::thread caller([&] {
+    while (!is_over) channel->progress();
+  });
+  bool have_ended = true;
+  for (int i = 0; i < 20 && have_ended; ++i) {
+    const pid_t copy = fork();
+    if (copy == 0) std::exit(0);
+    int status = -1;
+    const Deadline deadline = Deadline::after_ms(5000);
+    while (waitpid(copy, &status, WNOHANG) == 0 && !deadline.expired()) usleep(1000);
+    have_ended = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!have_ended) kill(copy, SIGKILL);
+  }
+  is_over = true;
+  caller.join();
+  const double seconds = static_cast<double>(now_ns() - start) * 1e-9;
   sleep(2);  // who had left would be missed by now
   group.barrier();
-  if (group.rank() == 0) std::printf("copies %s\n", has_ended ? "end" : "wait");
-  std::fprintf(stderr, "rank %d: its copy took %.1f s\n", group.rank(),
-               static_cast<double>(now_ns() - start) * 1e-9 - 2);
+  const auto sent = std::make_shared<std::vector<std::byte>>(64, std::byte{7});
+  const MessageId own = channel->send(next, 1, {sent, sent->data(), sent->size()});
+  group.control().wait({Phase::kDispatchReceive, 1, previous},
+                       [&] { return channel->is_done(awaited) && channel->is_done(own); });
+  if (*words != *sent) throw std::runtime_error("the message is not what was sent");
+  if (group.rank() == 0) std::printf("copies %s\n", have_ended ? "end" : "wait");
+  std::fprintf(stderr, "rank %d: its copies took %.1f s\n", group.rank(), seconds);
   return 0;
 }
 
@@ -166,6 +213,7 @@ int run(int argc, char** argv) {
   if (task == "exchange" || task == "meet") return exchange();
   if (task == "split") return split();
   if (task == "leave") return leave(victim);
+  if (task == "last") return lose_last(victim, argc > 4 ? argv[4] : "");
   if (task == "fork") return fork_and_exit();
   if (task == "fault") return fault(victim, argc > 4 ? argv[4] : "");
   std::fprintf(stderr, "mpi_rank: no task \"%s\"\n", task.c_str());

@@ -4,6 +4,7 @@
 // TCP alone, so that nothing but sockets joins the ranks.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -16,6 +17,7 @@ namespace {
 
 using namespace test;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr double kTimeoutSeconds = 3;
 // MPI_Finalize would be waited for, for ten timeouts.
@@ -180,6 +182,34 @@ TEST_F(MpiFaultTest, RankThatLeftDoesNotWaitForOneThatIsLost) {
   ASSERT_NE(at, std::string::npos) << result.error;
   EXPECT_LE(std::stod(result.error.substr(at + opening.size())), 2 + kTimeoutSeconds)
       << "rank 1 waited for MPI_Finalize";
+}
+
+// Nobody hears of it but through the connections that ranks keep until MPI_Finalize has returned.
+TEST_F(MpiFaultTest, RankThatIsLostAfterAllHaveLeftIsNotWaitedForInFinalize) {
+  for (const auto& [victim, deed] : {std::pair(2, "kill"), {0, "kill"}, {3, "stop"}}) {
+    const CommandResult result = run_mpi(4, {"last", "2", std::to_string(victim), deed}, true);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
+      const std::string opening = "rank " + std::to_string(rank) + " ended after ";
+      const std::size_t at = result.error.find(opening);
+      ASSERT_NE(at, std::string::npos) << result.error;
+      EXPECT_LE(std::stod(result.error.substr(at + opening.size())), 2 + kTimeoutSeconds + 1)
+          << deed << " of rank " << victim << ": rank " << rank << " waited for MPI_Finalize";
+    }
+  }
+}
+
+// One that lives and is busy for longer than the timeout is waited for: the job ends well.
+TEST_F(MpiFaultTest, RankThatEndsLateIsWaitedForInFinalize) {
+  for (const char* late : {"0", "2"}) {
+    const CommandResult result = run_mpi(4, {"last", "2", late, "busy"});
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_GE(result.seconds, 6);
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_THAT(result.error, HasSubstr("rank " + std::to_string(rank) + " ended after "));
+    }
+    EXPECT_THAT(result.error, Not(HasSubstr("finalize")));
+  }
 }
 
 TEST_F(MpiFaultTest, ForkedCopyOfARankEndsSoonAndLeavesItInTheGroup) {

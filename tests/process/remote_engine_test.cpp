@@ -10,10 +10,12 @@
 #include <atomic>
 #include <optional>
 #include <signal.h>
+#include <thread>
 
 #include <gmock/gmock.h>
 
 #include "core/clock.h"
+#include "engine/remote_control.h"
 #include "engine/remote_exit.h"
 #include "support/cut_links.h"
 #include "support/engine_suite.h"
@@ -266,6 +268,39 @@ TEST(RemoteEngineTest, ForkedCopyOfARankEndsSoonAndLeavesItInTheGroup) {
         },
         options);
   }
+}
+
+// Another thread of the rank is at its list of groups while it forks: the copy has one of its own.
+TEST(RemoteEngineTest, ForkedCopyDoesNotWaitForWhatAThreadOfTheRankHeld) {
+  run_processes(
+      2,
+      [](const Group& group) {
+        auto& control = static_cast<RemoteControl&>(group.control());
+        std::atomic<bool> is_over = false;
+        std::thread busy([&] {
+          while (!is_over) remote_exit::add(control);
+        });
+        bool have_ended = true;
+        for (int i = 0; i < 50 && have_ended; ++i) {
+          const pid_t copy = fork();
+          if (copy == 0) {
+            remote_exit::add(control);
+            remote_exit::run();
+            _exit(0);
+          }
+          int status = -1;
+          const Deadline deadline = Deadline::after_ms(3000);
+          while (waitpid(copy, &status, WNOHANG) == 0 && !deadline.expired()) usleep(100);
+          have_ended = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+          if (!have_ended) kill(copy, SIGKILL);
+        }
+        is_over = true;
+        busy.join();
+        EXPECT_TRUE(have_ended) << "a copy waits";
+        usleep(1'500'000);  // who had left would be missed by now
+        group.barrier();
+      },
+      two_hosts(10'000));
 }
 
 // Rank 1 stays: rank 0, whose exit handlers come twice where there is MPI, waits for one timeout.

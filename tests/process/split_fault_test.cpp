@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <signal.h>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "support/few_descriptors.h"
 #include "support/observe.h"
 #include "support/processes.h"
 #include "support/ranks.h"
@@ -169,6 +171,44 @@ TEST(ShmSplitTest, StoppedRankIsATimeout) {
   }
   ranks.send_signal(1, SIGCONT);
   EXPECT_EQ(ranks.wait_for(1).error->code(), Errc::kTimeout);
+}
+
+// Rank 2 can open few files more: until the others have its words, they wait for it.
+TEST(SplitTest, RankWithoutDescriptorsIsNamedAtOnce) {
+  for (const bool shares_host : {true, false}) {
+    ProcessOptions options;
+    options.timeout_ms = 20'000;
+    options.engine = "auto";
+    options.deadline_ms = 120'000;
+    if (!shares_host) options.host_of = [](int rank) { return rank; };
+    run_processes(
+        4,
+        [](const Group& group) {
+          int num_failures = 0;
+          for (int num_free = 0;; ++num_free) {
+            std::optional<Error> error;
+            const std::int64_t start = now_ns();
+            {
+              std::optional<FewDescriptors> few;
+              if (group.rank() == 2) few.emplace(num_free);
+              try {
+                (void)group.split(group.rank() % 2);
+              } catch (const Error& failure) {
+                error = failure;
+              }
+            }
+            EXPECT_LT(now_ns() - start, 5'000'000'000) << num_free;
+            if (!error) break;
+            ++num_failures;
+            EXPECT_EQ(error->code(), Errc::kOutOfMemory) << error->what();
+            EXPECT_THAT(error->what(), HasSubstr("split: rank 2 of 4: "));
+            EXPECT_THAT(error->what(), HasSubstr("Too many open files"));
+            if (::testing::Test::HasFailure()) break;
+          }
+          EXPECT_GT(num_failures, 2);
+        },
+        options);
+  }
 }
 
 }  // namespace

@@ -80,6 +80,37 @@ TEST_F(MemberLinkTest, EndIsHeardOnceByWhoeverWantsToKnow) {
   EXPECT_EQ(num_calls, 2);
 }
 
+TEST_F(MemberLinkTest, ServerStaysUntilAllAreDone) {
+  const auto first = join(0, 2);
+  auto second = join(1, 2);
+  std::atomic<int> num_calls = 0;
+  for (const auto& link : {first.get(), second.get()}) {
+    link->when_ended([&] { ++num_calls; });
+    link->leave_but_listen();
+  }
+  server_->end_when_over();
+  EXPECT_TRUE(comes([&] { return server_->only_awaits_ends(); }));
+  second->be_done();
+  second.reset();
+  usleep(100'000);
+  EXPECT_FALSE(server_->has_ended());
+  first->leave();
+  EXPECT_TRUE(comes([&] { return server_->has_ended(); }));
+  EXPECT_EQ(num_calls, 0);
+}
+
+TEST_F(MemberLinkTest, ServerThatGoesBeforeARankIsDoneIsALossToIt) {
+  const auto first = join(0, 2);
+  const auto second = join(1, 2);
+  std::atomic<int> num_calls = 0;
+  second->when_ended([&] { ++num_calls; });
+  first->leave_but_listen();
+  second->leave_but_listen();
+  server_.reset();
+  EXPECT_TRUE(comes([&] { return num_calls == 1; }));
+  EXPECT_FALSE(second->has_ended());  // the group was well
+}
+
 TEST_F(MemberLinkTest, ServerStaysUntilAllHaveLeft) {
   auto first = join(0, 3);
   auto second = join(1, 3);

@@ -76,7 +76,7 @@ TEST_F(RosterTest, MeetingsEndWhenAllAreThere) {
 
 TEST_F(RosterTest, LostIsWhoDidNotLeave) {
   join_all(3);
-  roster_.leave(1);
+  roster_.leave(1, false);
   roster_.lose(1);
   EXPECT_EQ(end_of(0), std::nullopt);
   EXPECT_EQ(count(0, Event::kLeft), 1);
@@ -91,9 +91,9 @@ TEST_F(RosterTest, LostIsWhoDidNotLeave) {
 
 TEST_F(RosterTest, WhoHasLeftAndListensLearnsOfLosses) {
   join_all(3);
-  roster_.leave(1);
+  roster_.leave(1, false);
   EXPECT_EQ(count(1, Event::kLeft), 1);  // it knows that it is known
-  roster_.leave(0);
+  roster_.leave(0, false);
   EXPECT_EQ(count(1, Event::kLeft), 2);
   roster_.lose(2);
   ASSERT_TRUE(end_of(1));
@@ -103,10 +103,51 @@ TEST_F(RosterTest, WhoHasLeftAndListensLearnsOfLosses) {
 TEST_F(RosterTest, ServerIsNeededUntilTheLastRankIsGone) {
   EXPECT_FALSE(roster_.is_over());
   join_all(3);
-  roster_.leave(0);
-  roster_.leave(2);
+  roster_.leave(0, false);
+  roster_.leave(2, false);
   EXPECT_FALSE(roster_.is_over());
-  roster_.leave(1);
+  roster_.leave(1, false);
+  EXPECT_TRUE(roster_.is_over());
+}
+
+// Its group is well: only who has still to end, or to leave, hears of it.
+TEST_F(RosterTest, LossOfARankWhoseEndIsAwaitedIsTold) {
+  join_all(3);
+  roster_.leave(1, true);
+  roster_.leave(2, true);
+  EXPECT_FALSE(roster_.only_awaits_ends());
+  roster_.lose(1);
+  EXPECT_EQ(count(0, Event::kLost), 1);
+  EXPECT_EQ(count(2, Event::kLost), 1);
+  EXPECT_EQ(end_of(0), std::nullopt);
+  EXPECT_FALSE(roster_.is_over());
+  roster_.leave(0, true);
+  EXPECT_TRUE(roster_.is_over());  // who is there knows
+}
+
+TEST_F(RosterTest, SilenceOfARankWhoseEndIsAwaitedIsALoss) {
+  join_all(3);
+  for (const int rank : {0, 1, 2}) roster_.leave(rank, true);
+  pass_time(1750, {0, 2});
+  EXPECT_EQ(count(0, Event::kLost), 0);
+  EXPECT_TRUE(roster_.only_awaits_ends());
+  pass_time(1000, {0, 2});
+  EXPECT_EQ(count(0, Event::kLost), 1);
+  EXPECT_EQ(end_of(0), std::nullopt);
+  EXPECT_TRUE(roster_.is_over());
+}
+
+TEST_F(RosterTest, ServerIsNeededUntilNobodysEndIsAwaited) {
+  join_all(2);
+  roster_.leave(0, true);
+  roster_.leave(1, true);
+  EXPECT_FALSE(roster_.is_over());
+  roster_.leave(1, false);
+  roster_.lose(1);
+  EXPECT_EQ(count(0, Event::kLost), 0);
+  EXPECT_TRUE(roster_.only_awaits_ends());
+  roster_.leave(0, false);
+  EXPECT_FALSE(roster_.only_awaits_ends());
   EXPECT_TRUE(roster_.is_over());
 }
 
@@ -150,7 +191,7 @@ TEST_F(RosterTest, PlacesAreThoseOfTheLastBeat) {
 TEST_F(RosterTest, WhoComesLateHearsWhatWas) {
   ASSERT_TRUE(roster_.join({0, 3, 2000}, now_));
   ASSERT_TRUE(roster_.join({1, 3, 2000}, now_));
-  roster_.leave(0);
+  roster_.leave(0, false);
   roster_.end({abort_code(Errc::kAborted), 1, 1, "stop"});
   ASSERT_TRUE(roster_.join({2, 3, 2000}, now_));
   EXPECT_TRUE(sent_[2].empty());
