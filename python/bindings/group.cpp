@@ -17,6 +17,7 @@
 #include "engine/group_options.h"
 #include "engine/local_engine.h"
 #include "engine/mpi_messages.h"
+#include "engine/registry.h"
 #include "errors.h"
 #include "module.h"
 #include "tensors.h"
@@ -88,6 +89,16 @@ PyGroup from_store(int rank, int size, nb::handle store, const std::string& engi
   }
   const StoreFunctions functions = store_functions(store);
   return made(without_gil([&] { return Group::from(rank, size, functions, options); }));
+}
+
+void require_mpi_options(int rank, int size, const std::string& engine, std::int64_t timeout_ms) {
+  const GroupOptions options = options_of(engine, timeout_ms, "");
+  (void)timeout_of(options);
+  JoinRequest request;
+  request.ranks.rank = rank;
+  request.ranks.size = size;
+  request.ranks.source = "MPI";
+  require_engine(engine_of(options), request);
 }
 
 std::vector<PyGroup> local_groups(int size, std::int64_t timeout_ms) {
@@ -220,6 +231,9 @@ void bind_group(nb::module_& m) {
       },
       nb::arg("communicator"), nb::kw_only(), nb::arg("engine") = "", nb::arg("timeout_ms") = 0,
       "The ranks of the MPI communicator with this Fortran handle; see Group.from_mpi.");
+  m.def("require_mpi_options", &require_mpi_options, nb::arg("rank"), nb::arg("size"),
+        nb::kw_only(), nb::arg("engine") = "", nb::arg("timeout_ms") = 0,
+        "Throws what this rank alone finds wrong with options of Group.from_mpi.");
   m.def("why_no_communicators", &why_no_communicators_here,
         "Why the library cannot use MPI communicators of this process; empty if it can.");
   m.def("local_groups", &local_groups, nb::arg("size"), nb::arg("timeout_ms"),

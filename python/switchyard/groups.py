@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from switchyard._native import Group, group_from_mpi_handle, local_groups, set_log_rank, why_no_communicators
-from switchyard.errors import NotAvailableError, SystemCallError
+from switchyard._native import (Group, group_from_mpi_handle, local_groups, require_mpi_options, set_log_rank,
+                                why_no_communicators)
+from switchyard.errors import NotAvailableError, SystemCallError, make_error
 
 Result = TypeVar("Result")
 _PREFIX = "switchyard/"
@@ -47,6 +48,8 @@ class _TorchStore:
 
 def from_mpi(communicator, **options) -> Group:
     """See Group.from_mpi."""
+    refusal = _refusal_of(lambda: require_mpi_options(communicator.Get_rank(), communicator.Get_size(), **options))
+    _raise_refusals(communicator, refusal)
     reasons = communicator.allgather(why_no_communicators())
     if not any(reasons):
         return group_from_mpi_handle(communicator.py2f(), **options)
@@ -58,10 +61,32 @@ def from_mpi(communicator, **options) -> Group:
     return _from_mpi_on_one_host(communicator, **options)
 
 
+def _refusal_of(action: Callable[[], Any]) -> Exception | None:
+    try:
+        action()
+    except Exception as error:  # pylint: disable=broad-except
+        return error
+    return None
+
+
+def _raise_refusals(communicator, refusal: Exception | None) -> None:
+    """Collective: what one rank cannot do, all ranks raise, so that nobody waits for it."""
+    told = refusal and (getattr(refusal, "code", "invalid_argument"), str(refusal).removeprefix("group: ").partition("\n")[0])
+    refusals = communicator.allgather(told)
+    if refusal:
+        raise refusal
+    for rank, other in enumerate(refusals):
+        if other:
+            code, reason = other
+            own = f"rank {communicator.Get_rank()} of {communicator.Get_size()}"
+            raise make_error(code, f"group: rank {rank} cannot join: {reason} ({own})")
+
+
 def _from_mpi_on_one_host(communicator, **options) -> Group:
     """Without the MPI module."""
     import os  # pylint: disable=import-outside-toplevel
     import secrets  # pylint: disable=import-outside-toplevel
+    import shutil  # pylint: disable=import-outside-toplevel
     import tempfile  # pylint: disable=import-outside-toplevel
 
     # The ranks of one host meet over a file that nobody else can read and that is gone afterwards.
@@ -74,14 +99,20 @@ def _from_mpi_on_one_host(communicator, **options) -> Group:
     path, reason = communicator.bcast((folder and os.path.join(folder, secrets.token_hex(8)), reason), root=0)
     if reason:
         raise SystemCallError(reason)
+
+    def open_file() -> None:
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise SystemCallError(f"group: the file at which the ranks would meet does not open: {error}") from None
+
     try:
+        _raise_refusals(communicator, _refusal_of(open_file))
         group = Group(communicator.Get_rank(), communicator.Get_size(), path, **options)
     finally:
         communicator.Barrier()
         if folder is not None:
-            if os.path.exists(path):
-                os.remove(path)
-            os.rmdir(folder)
+            shutil.rmtree(folder, ignore_errors=True)
     return group
 
 

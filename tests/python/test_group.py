@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups: threads, processes over every kind of store, errors of ranks."""
 import importlib.util
+import os
 import shutil
 import threading
 import time
@@ -217,25 +218,72 @@ class OneOfTwo:
         return self.allgather(value)[root]
 
 
-def test_mpi_ranks_of_one_host_hear_why_rank_0_has_no_folder(monkeypatch):
-    monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: "no module")
-    monkeypatch.setattr("tempfile.tempdir", "/nothing/here")
+    def py2f(self):
+        raise AssertionError("a rank goes on alone")
+
+
+def errors_of_two(options_of):
+    """What Group.from_mpi raises on each of two ranks, and how long it takes."""
     shared, errors = {"barrier": threading.Barrier(2)}, {}
 
     def join(rank):
         try:
-            Group.from_mpi(OneOfTwo(rank, shared))
+            Group.from_mpi(OneOfTwo(rank, shared), **options_of(rank))
         except Exception as error:  # pylint: disable=broad-except
             errors[rank] = error
 
     ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    start = time.monotonic()
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(30)
+    return errors, time.monotonic() - start
+
+
+def test_mpi_ranks_of_one_host_hear_why_rank_0_has_no_folder(monkeypatch):
+    monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: "no module")
+    monkeypatch.setattr("tempfile.tempdir", "/nothing/here")
+    errors, _ = errors_of_two(lambda rank: {})
     for rank in range(2):
         assert isinstance(errors[rank], switchyard.errors.SystemCallError)
         assert "rank 0 has no folder" in str(errors[rank]) and "/nothing/here" in str(errors[rank])
+
+
+@pytest.mark.parametrize("why_not", ["", "no module"])
+@pytest.mark.parametrize("options, words", [({"engine": "carrier"}, 'engine "carrier" is not in this build'),
+                                            ({"timeout_ms": -5}, "timeout_ms is -5, want from 1 to"),
+                                            ({"speed": 3}, "require_mpi_options(): incompatible function arguments")])
+def test_mpi_option_that_one_rank_passes_wrong_is_told_to_all(monkeypatch, why_not, options, words):
+    monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: why_not)
+    errors, seconds = errors_of_two(lambda rank: {"timeout_ms": 15000, **(options if rank == 1 else {})})
+    assert seconds < 5
+    assert words in str(errors[1]) and "cannot join" not in str(errors[1])
+    assert isinstance(errors[0], switchyard.errors.InvalidArgumentError)
+    assert str(errors[0]).startswith("group: rank 1 cannot join: ") and words in str(errors[0])
+    assert str(errors[0]).endswith(" (rank 0 of 2)") and str(errors[0]).count("(rank ") == 1
+
+
+def test_mpi_file_that_one_rank_cannot_open_is_told_to_all(monkeypatch):
+    monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: "no module")
+    open_file = os.open
+
+    def open_on_rank_0(path, *args, **kwargs):
+        if threading.current_thread().name == "rank 1":
+            raise OSError(24, "Too many open files")
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr("os.open", open_on_rank_0)
+
+    def name_thread(rank):
+        threading.current_thread().name = f"rank {rank}"
+        return {"timeout_ms": 15000}
+
+    errors, seconds = errors_of_two(name_thread)
+    assert seconds < 5
+    for rank, opening in [(0, "group: rank 1 cannot join: the file"), (1, "group: the file")]:
+        assert isinstance(errors[rank], switchyard.errors.SystemCallError)
+        assert str(errors[rank]).startswith(opening) and "Too many open files" in str(errors[rank])
 
 
 def test_mpi_communicators_of_several_hosts(run_program):
