@@ -28,14 +28,14 @@ constexpr std::int64_t kBeatNs = std::int64_t{kBeatMs} * 1'000'000;
 constexpr std::chrono::milliseconds kAnswerTime{500};  // of the server, to a question or an end
 constexpr int kGoodbyeMs = 500;
 constexpr int kServer = 0;  // the rank that runs the server
-const std::string kIsDone(1, '\0');
-const std::string kIsNotDone(1, '\1');
 
 std::string number_text(std::uint64_t number) {
   std::string bytes;
   put_u64(bytes, number);
   return bytes;
 }
+
+std::string leave_text(bool is_end_awaited) { return {is_end_awaited ? '\1' : '\0'}; }
 
 }  // namespace
 
@@ -77,7 +77,7 @@ void MemberLink::leave() noexcept {
   join_service_thread(thread_, process_);
   {
     const std::lock_guard lock(mutex_);
-    unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, kIsDone});
+    unsent_ += encode(store_protocol::Request{Operation::kLeave, 0, 0, {}, leave_text(false)});
   }
   say_goodbye();
   is_over_ = true;
@@ -86,14 +86,14 @@ void MemberLink::leave() noexcept {
 void MemberLink::leave_but_listen() noexcept {
   if (!process_.is_this_one()) return;
   is_listening_ = true;
-  send(Operation::kLeave, kIsNotDone);
+  send(Operation::kLeave, leave_text(true));
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kAnswerTime, [&] { return is_over_ || left_ns(rank_) != 0; });
 }
 
 void MemberLink::be_done() noexcept {
   if (!process_.is_this_one() || !is_listening_.exchange(false)) return;
-  send(Operation::kLeave, kIsDone);
+  send(Operation::kLeave, leave_text(false));
 }
 
 void MemberLink::enter(const Place& place) noexcept {
