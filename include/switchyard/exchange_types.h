@@ -52,6 +52,19 @@ struct ExchangeOptions {
   /// A dispatch keeps its routing for dispatch_again and reopen, at the cost of one small kernel.
   /// On CPUs it is always kept.
   bool keeps_routing = false;
+
+  // GPUs of several hosts only; the same on every rank. Without them a message to another host has
+  // room for, and carries, the rows of all tokens of the call's max_tokens. With one of them a host
+  // gets the rows of those tokens that go there, and each in-flight slot has memory for a message
+  // to each host.
+
+  /// Upper bound on the tokens of a rank that go to one other host: messages have room for no more.
+  /// More are kCapacityExceeded, found before rows move. 0: every token may.
+  std::int64_t host_capacity = 0;
+  /// Messages have the size of what they carry: a call that sends waits on the host until ranks
+  /// have told one another how many rows that is. A dispatch that is captured into a graph, and its
+  /// combine, do without.
+  bool exact_messages = false;
 };
 
 /// Ties a combine to its dispatch. Copies are the same handle. Its routing outlives the combine:

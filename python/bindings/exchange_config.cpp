@@ -71,6 +71,10 @@ void bind_exchange_configs(nb::module_& m) {
       .field("exact_memory", &ExchangeOptions::exact_memory)
       .field("keeps_routing", &ExchangeOptions::keeps_routing,
              "GPUs: keep the routing for dispatch_again and reopen.")
+      .field("host_capacity", &ExchangeOptions::host_capacity,
+             "GPUs of several hosts: tokens of a rank that may go to one other host; 0: all.")
+      .field("exact_messages", &ExchangeOptions::exact_messages,
+             "GPUs of several hosts: messages have the size of what crosses; waits for counts.")
       .done();
   auto& options = fields_of<DispatchOptions>();
   options.push_back({"max_tokens",

@@ -70,6 +70,8 @@ ExchangeOptions exchange_options_of(const sy_exchange_options* given) {
   options.heap = text_or_empty(from.heap);
   options.exact_memory = from.exact_memory;
   options.keeps_routing = from.keeps_routing;
+  options.host_capacity = from.host_capacity;
+  options.exact_messages = from.exact_messages;
   return options;
 }
 

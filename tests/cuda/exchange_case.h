@@ -34,6 +34,8 @@ struct Case {
   bool pads_output = false;           ///< the output has a row stride
   bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
   int num_ctas = 0;                   ///< ExchangeOptions::num_ctas
+  std::int64_t host_capacity = 0;     ///< ExchangeOptions
+  bool exact_messages = false;        ///< ExchangeOptions
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

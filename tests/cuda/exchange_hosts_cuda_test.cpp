@@ -71,20 +71,25 @@ TEST(CpuGroupTest, HasTheHostsOfTheGpus) {
 
 // Needs no GPU: it is found before one is asked for, and before ranks wait in NCCL.
 TEST(HostsAgreementTest, SettingsOfHostsMustBeAlike) {
-  const auto disagree = [](const std::function<void(ExchangeConfig&)>& change,
-                           const std::string& words) {
+  using Change = std::function<void(ExchangeConfig&, ExchangeOptions&)>;
+  const auto disagree = [](const Change& change, const std::string& words) {
     run_processes(
         4,
         [&](const Group& group) {
           ExchangeConfig config = config_of(Layout::kExpanded, schemes::kNone, kPerRank);
-          if (group.control().host_of(group.rank()) == 1) change(config);
-          expect_invalid(words, [&] { PushExchange(group, config, {.device = Device::cuda(0)}); });
+          ExchangeOptions options{.device = Device::cuda(0)};
+          if (group.control().host_of(group.rank()) == 1) change(config, options);
+          expect_invalid(words, [&] { PushExchange(group, config, options); });
         },
         options_of(kTwoTimesTwo));
   };
-  disagree([](auto& c) { c.max_tokens_per_rank = 99; }, "rank 1 has max_tokens_per_rank 99, but");
-  disagree([](auto& c) { c.reduce = Reduce::kPerHost; }, "rank 1 has reduce per_host, but");
-  disagree([](auto& c) { c.payload_bytes = {8}; }, "rank 1 has payload_bytes 8, but rank 0 has");
+  disagree([](auto& c, auto&) { c.max_tokens_per_rank = 99; },
+           "rank 1 has max_tokens_per_rank 99, but");
+  disagree([](auto& c, auto&) { c.reduce = Reduce::kPerHost; }, "rank 1 has reduce per_host, but");
+  disagree([](auto& c, auto&) { c.payload_bytes = {8}; },
+           "rank 1 has payload_bytes 8, but rank 0 has");
+  disagree([](auto&, auto& o) { o.host_capacity = 5; }, "rank 1 has host_capacity 5, but rank 0");
+  disagree([](auto&, auto& o) { o.exact_messages = true; }, "rank 1 has exact_messages true, but");
 }
 
 TEST_P(SuiteTest, EqualsTheCpuExchange) {
@@ -201,6 +206,48 @@ std::vector<Case> few_ctas_cases() {
   return cases;
 }
 
+// Messages of what crosses only. Many choices are none, so that less than half does.
+std::vector<Case> packed_cases() {
+  std::vector<Case> cases;
+  for (const Layout layout : kLayouts) {
+    for (Case c : simple_cases(layout)) {
+      c.none_share = 0.8;
+      c.exact_messages = true;
+      cases.push_back(c);
+    }
+  }
+  Case payloads = case_of("payloads", config_of(Layout::kCompact, schemes::kFp8Block, kPerRank));
+  payloads.config.payload_bytes = {16, 614};
+  payloads.none_share = 0.8;
+  payloads.exact_messages = true;
+  payloads.splits_phases = true;
+  cases.push_back(payloads);
+  Case again = case_of("again", config_of(Layout::kExpanded, schemes::kInt8Token, kPerRank), 0.8);
+  again.goes_again = true;
+  again.returns_weights = true;
+  again.config.max_in_flight = 3;
+  again.exact_messages = true;
+  cases.push_back(again);
+  again.exact_messages = false;
+  again.host_capacity = 32;
+  cases.push_back(again);
+  Case drop = case_of("drop", config_of(Layout::kBatched, schemes::kFp8Block, kPerRank), 0.8);
+  drop.config.capacity = 2;
+  drop.config.overflow = Overflow::kDrop;
+  drop.exact_messages = true;
+  cases.push_back(drop);
+  Case many =
+      case_of("many_tokens", config_of(Layout::kExpanded, schemes::kFp8Block, kPerRank), 0.8);
+  many.num_tokens = {1500, 3, 700};
+  many.config.max_tokens_per_rank = 1500;
+  many.exact_messages = true;
+  cases.push_back(many);
+  many.exact_messages = false;
+  many.host_capacity = 1300;
+  cases.push_back(many);
+  return cases;
+}
+
 std::vector<Suite> suites() {
   std::vector<Suite> suites;
   for (const Layout layout : kLayouts) {
@@ -220,6 +267,9 @@ std::vector<Suite> suites() {
   many.num_tokens = {1500, 3, 700};
   many.config.max_tokens_per_rank = 1500;
   suites.push_back({"many_tokens_01", kTwo, {many}});
+  for (const Hosts& hosts : {kThree, kTwoTimesTwo, kThreeAndOne}) {
+    suites.push_back({"packed_" + text_of(hosts), hosts, packed_cases()});
+  }
   suites.push_back({"few_ctas_01", kTwo, few_ctas_cases()});
   return suites;
 }
@@ -248,14 +298,56 @@ TEST_F(HostsTest, EveryTokenCrossesToEachHostOnce) {
   }
 }
 
+// Every token goes to one rank, so half of the tokens cross.
+constexpr std::int64_t kNumCrossing = 8;
+
+TEST_F(HostsTest, PackedMessagesCarryWhatCrosses) {
+  const ExchangeOptions of_capacity{.host_capacity = kNumCrossing};
+  const ExchangeOptions exact{.exact_messages = true};
+  for (const ExchangeOptions& options : {of_capacity, exact}) {
+    run_on_hosts(kTwo, [&](const Group& group) {
+      const ExchangeConfig config = fault_config();
+      ExchangeRank rank(group, config, options);
+      const Dispatched got = rank.dispatch();
+      const WireBytes bytes = rank.exchange().wire_bytes(got.handle);
+      rank.combine(got);
+      rank.finish();
+      const std::int64_t row_bytes = 2 * config.hidden;
+      EXPECT_GE(bytes.dispatch, kNumCrossing * row_bytes);
+      EXPECT_LE(bytes.dispatch, kNumCrossing * row_bytes + 1024);
+      EXPECT_GE(bytes.combine, kNumCrossing * row_bytes);
+      EXPECT_LE(bytes.combine, kNumCrossing * row_bytes + 1024);
+    });
+  }
+}
+
+TEST_F(HostsTest, MoreThanAMessageHasRoomForIsAnError) {
+  for (const bool is_exact : {false, true}) {
+    run_on_hosts(kTwo, [&](const Group& group) {
+      ExchangeRank rank(group, fault_config(),
+                        {.host_capacity = kNumCrossing - 1, .exact_messages = is_exact});
+      const Error error = error_of([&] {
+        rank.pair();
+        rank.finish();
+      });
+      EXPECT_EQ(error.code(), Errc::kCapacityExceeded);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("its messages have room for 7"));
+    });
+  }
+}
+
 // Replays give what calls give, whatever the tokens are at that time.
 TEST_F(HostsTest, GraphsReplay) {
   constexpr int kReplays = 200;
   constexpr int kInputs = 3;
+  const auto options_of = [](Layout layout) {
+    if (layout != Layout::kCompact) return ExchangeOptions();
+    return ExchangeOptions{.host_capacity = kNumCrossing, .exact_messages = true};
+  };
   for (const Layout layout : {Layout::kBatched, Layout::kCompact, Layout::kAllGather}) {
     SCOPED_TRACE(name_of(layout));
     run_on_hosts(kTwo, [&](const Group& group) {
-      ExchangeRank rank(group, fault_config(layout));
+      ExchangeRank rank(group, fault_config(layout), options_of(layout));
       const auto set_tokens = [&](int input) {
         cuda::check_cuda(cudaMemset(rank.tokens().data(), 0x3C + input, rank.tokens().num_bytes()),
                          "tokens");

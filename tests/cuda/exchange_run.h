@@ -28,7 +28,9 @@ class ExchangeRun {
              {.device = arena_.device(),
               .timeout_ms = 30'000,
               .num_ctas = c.num_ctas,
-              .keeps_routing = c.goes_again}) {}
+              .keeps_routing = c.goes_again,
+              .host_capacity = c.host_capacity,
+              .exact_messages = c.exact_messages}) {}
 
   void run() {
     for (int call = 0; call < c_.num_calls; ++call) run_call(call);

@@ -62,6 +62,9 @@ typedef struct sy_exchange_options {
   bool no_programmatic_launch;
   bool exact_memory;   ///< GPUs: memory for as many rows as came at most
   bool keeps_routing;  ///< GPUs: for `earlier` and sy_dispatch_reopen; CPUs always keep it
+  // GPUs of several hosts; the same on every rank.
+  bool exact_messages;    ///< messages have the size of what crosses; waits for counts
+  int64_t host_capacity;  ///< tokens of a rank that may go to one other host; 0: all
 } sy_exchange_options;
 
 /// Bytes of one rank on CPUs. Pure.

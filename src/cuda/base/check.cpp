@@ -27,6 +27,12 @@ void check_cuda(cudaError_t result, const char* what) {
        cudaGetErrorString(result));
 }
 
+bool is_capturing(cudaStream_t stream, const char* what) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), what);
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
 
 }  // namespace switchyard::cuda

@@ -12,6 +12,9 @@ namespace switchyard::cuda {
 /// image for the GPU; else kSystem.
 void check_cuda(cudaError_t result, const char* what);
 
+/// Whether what is launched into `stream` becomes part of a graph. Errors: as check_cuda.
+bool is_capturing(cudaStream_t stream, const char* what);
+
 /// Call after a launch: throws the error that it left behind, as check_cuda does.
 void check_launch(const char* kernel);
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ int num_send_items(const DispatchArgs& a) {
 
 /// Prefetches a lane's elements into L1.
 __device__ __forceinline__ void prefetch_vec(const DispatchArgs& a, const VecSource& from) {
-  if (from.token >= a.tokens.count || from.first >= a.layout.shape.hidden) return;
+  if (from.number >= a.tokens.count || from.first >= a.layout.shape.hidden) return;
   prefetch_l1(from.row + from.first * wire_bits(a.tokens.dtype) / 8);
 }
 

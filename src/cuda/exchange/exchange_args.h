@@ -87,6 +87,9 @@ struct GivenIds {
 struct TokenInput {
   const std::byte* data = nullptr;
   std::int64_t stride = 0;  ///< bytes
+  /// [tokens] Which row of `data` a token is, -1: none, of a token that goes nowhere; null: rows
+  /// are in the order of tokens.
+  const std::int32_t* numbers = nullptr;
   std::int32_t count = 0;
   DType dtype = DType::kBF16;
   const std::byte* scales = nullptr;  ///< of tokens that are quantized already

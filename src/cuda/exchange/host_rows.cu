@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
+constexpr int kNumberThreads = 512;
 constexpr std::int64_t kMaxCtas = 1024;
 
 LaunchShape shape_of(std::int64_t num_items, int items_per_cta, cudaStream_t stream,
@@ -34,17 +35,73 @@ __device__ __forceinline__ bool has_failed(const Watch& watch) {
   return *const_cast<const volatile std::uint32_t*>(watch.failed) != 0;
 }
 
+// The place in message `m` of what is at `at` in the first one.
+template <typename T>
+__device__ __forceinline__ T* in_message(T* at, const Messages& messages, int m) {
+  auto* const byte = reinterpret_cast<std::byte*>(at);
+  return reinterpret_cast<T*>(byte + static_cast<std::size_t>(m) * messages.stride);
+}
+
+// A CTA per list, which runs over its tokens.
+__global__ void __launch_bounds__(kNumberThreads)
+    number_rows_kernel(const __grid_constant__ NumberRowsArgs a) {
+  __shared__ int shared[kNumberThreads / kLanes];
+  if (static_cast<int>(blockIdx.x) >= a.num_lists) return;
+  const NumberedTokens& list = a.lists[blockIdx.x];
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  int num_before = 0;  // tokens of earlier rounds
+  for (int first = 0; first < a.num_tokens; first += kNumberThreads) {
+    const int token = first + static_cast<int>(threadIdx.x);
+    bool goes = false;
+    for (int k = 0; k < a.num_topk && token < a.num_tokens; ++k) {
+      GivenId given;
+      given.request(list.ids, std::int64_t{token} * a.num_topk + k);
+      const std::int32_t id = given.value(list.ids);
+      if (id < 0 || id >= a.ownership.num_experts) continue;
+      goes |= (list.ranks >> a.ownership.owner(id) & 1) != 0;
+    }
+    const unsigned going = __ballot_sync(kAllLanes, goes);
+    if (lane == 0) shared[warp] = __popc(going);
+    __syncthreads();
+    int number = num_before + __popc(going & ((1u << lane) - 1));
+    for (int w = 0; w < kNumberThreads / kLanes; ++w) {
+      number += w < warp ? shared[w] : 0;
+      num_before += shared[w];
+    }
+    if (token < a.num_tokens) {
+      list.numbers[token] = goes && number < a.capacity ? number : -1;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  if (num_before > a.capacity) {
+    give_up(a.watch, WaitFailure::kHostCapacityExceeded,
+            {WaitPlace::kInput, -1, list.host, next_call(a.state)}, a.capacity, num_before, 0);
+  }
+  const auto count = static_cast<std::uint32_t>(min(num_before, a.capacity));
+  if (list.count != nullptr) *list.count = count;
+  if (list.in_host != nullptr) *const_cast<volatile std::uint32_t*>(list.in_host) = count;
+  __threadfence_system();
+}
+
 __global__ void __launch_bounds__(kThreads) pack_ids_kernel(PackIdsArgs a) {
-  if (thread_number() == 0 && a.to_mode != nullptr) *a.to_mode = a.mode;
+  if (thread_number() < a.messages.count && a.to_mode != nullptr) {
+    *in_message(a.to_mode, a.messages, static_cast<int>(thread_number())) = a.mode;
+  }
   const std::int64_t num_given = std::int64_t{a.num_tokens} * a.num_topk;
   const std::int64_t num_choices = std::int64_t{a.max_tokens} * a.num_topk;
   for (std::int64_t i = thread_number(); i < num_choices; i += num_threads()) {
     GivenId given;
     if (i < num_given) given.request(a.ids, i);
-    const std::int32_t id = given.value(a.ids);
-    a.to_ids[i] = id >= 0 && id < a.num_experts ? id : -1;
-    if (a.to_weights == nullptr) continue;
-    a.to_weights[i] = i < num_given && a.topk_weights != nullptr ? a.topk_weights[i] : 1.0f;
+    const std::int32_t value = given.value(a.ids);
+    const std::int32_t id = value >= 0 && value < a.num_experts ? value : -1;
+    const bool is_weighted = a.to_weights != nullptr && i < num_given && a.topk_weights != nullptr;
+    const float weight = is_weighted ? a.topk_weights[i] : 1.0f;
+    for (int m = 0; m < a.messages.count; ++m) {
+      in_message(a.to_ids, a.messages, m)[i] = id;
+      if (a.to_weights != nullptr) in_message(a.to_weights, a.messages, m)[i] = weight;
+    }
   }
 }
 
@@ -85,14 +142,15 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
     const auto chunk = static_cast<std::int32_t>(item - std::int64_t{token} * num_chunks);
     const std::int64_t first = std::int64_t{token} * a.num_topk;
     const std::int32_t num_partials = a.state.num_partials[token];
+    const std::int64_t number = a.numbers == nullptr ? token : a.numbers[token];
+    if (number < 0) continue;
     int nth = 0;
     for (std::int32_t p = 0; p < num_partials; ++p) {
       const std::int32_t rank = a.state.partial_ranks[first + p];
       if (nth == a.width) break;
       if ((a.ranks >> rank & 1) == 0) continue;
       const std::size_t in_row = static_cast<std::size_t>(chunk) * a.layout.return_chunk_stride;
-      std::byte* row =
-          a.rows + (std::int64_t{token} * a.width + nth++) * std::int64_t{a.layout.return_stride};
+      std::byte* row = a.rows + (number * a.width + nth++) * std::int64_t{a.layout.return_stride};
       std::byte* slot = a.window + a.layout.returned(token, a.state.columns[first + p]);
       if (!visit(row + in_row, slot + in_row, chunk,
                  WaitFor{WaitPlace::kReturnedRow, rank, token, next_call(a.state) - 1})) {
@@ -216,12 +274,22 @@ __global__ void __launch_bounds__(kMaxPushRanks)
     give_up(a.watch, WaitFailure::kAborted, what, 0, 0, 0);
     return;
   }
-  if (i >= a.num_sources) return;
-  const std::uint32_t mode = *a.modes[i];
-  if (mode == a.mode) return;
-  what.peer = a.sources[i];
-  give_up(a.watch, WaitFailure::kDifferentMode, what, static_cast<std::int32_t>(a.mode),
-          static_cast<std::int32_t>(mode), 0);
+  bool is_good = true;
+  if (i < a.num_sources) {
+    const std::uint32_t mode = a.modes[i][0];
+    is_good = mode == a.mode;
+    what.peer = a.sources[i];
+    if (!is_good) {
+      give_up(a.watch, WaitFailure::kDifferentMode, what, static_cast<std::int32_t>(a.mode),
+              static_cast<std::int32_t>(mode), 0);
+    }
+    if (a.counts != nullptr) const_cast<volatile std::uint32_t*>(a.counts)[i] = a.modes[i][1];
+  }
+  if (a.have_arrived == nullptr) return;
+  __threadfence_system();
+  if (__syncthreads_and(is_good) != 0 && i == 0) {
+    *const_cast<volatile std::uint64_t*>(a.have_arrived) = 1;
+  }
 }
 
 /// As the units of combine_send.cuh and combine_quantized.cuh.
@@ -237,6 +305,11 @@ std::int64_t num_items(const ReturnedRowsArgs& args) {
 }
 
 }  // namespace
+
+void launch_number_rows(const NumberRowsArgs& args, cudaStream_t stream) {
+  launch_kernel(number_rows_kernel, {std::max(1, args.num_lists), kNumberThreads, 0, false, stream},
+                "dispatch", args);
+}
 
 void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream) {
   launch_kernel(pack_ids_kernel,

@@ -13,6 +13,33 @@
 
 namespace switchyard::cuda {
 
+/// Which row of a message to a host each token is: tokens that go there, in order, or none.
+struct NumberedTokens {
+  GivenIds ids;                      ///< [tokens, K]
+  std::uint64_t ranks = 0;           ///< of the host, by bit
+  std::int32_t* numbers = nullptr;   ///< [tokens]; -1: none
+  std::uint32_t* count = nullptr;    ///< how many rows, in the message; null: not wanted
+  std::uint32_t* in_host = nullptr;  ///< the same in host memory; null: not wanted
+  std::int32_t host = 0;
+};
+struct NumberRowsArgs {
+  KernelOwnership ownership;
+  CallState state;
+  Watch watch;
+  std::int32_t num_topk = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t capacity = 0;  ///< rows of a message; gives up where there are more
+  std::int32_t num_lists = 0;
+  NumberedTokens lists[kMaxPushRanks] = {};
+};
+void launch_number_rows(const NumberRowsArgs& args, cudaStream_t stream);
+
+/// One message to all other hosts, or one to each, `stride` bytes apart.
+struct Messages {
+  std::int32_t count = 1;
+  std::size_t stride = 0;
+};
+
 /// Ids and weights of a rank's tokens, for all ranks of other hosts.
 struct PackIdsArgs {
   GivenIds ids;                         ///< [tokens, K]
@@ -22,22 +49,27 @@ struct PackIdsArgs {
   std::int32_t num_topk = 0;
   std::int32_t num_experts = 0;
   std::uint32_t mode = 0;            ///< DispatchArgs::mode
+  Messages messages;                 ///< of which the first is pointed to
   std::int32_t* to_ids = nullptr;    ///< [M, K]; -1 where there is no expert
   float* to_weights = nullptr;       ///< [M, K]; null: they do not travel
   std::uint32_t* to_mode = nullptr;  ///< [1]
 };
 void launch_pack_ids(const PackIdsArgs& args, cudaStream_t stream);
 
-/// Rows in wire form, by token. A row has room for whole vectors.
+/// Rows in wire form. A row has room for whole vectors.
 struct PackedRows {
+  Messages messages;  ///< of which the first is pointed to
   std::byte* rows = nullptr;
   std::int64_t stride = 0;      ///< bytes, a multiple of 16
-  std::byte* scales = nullptr;  ///< [M, S], as the scheme stores them; null: none
+  std::byte* scales = nullptr;  ///< [C, S], as the scheme stores them; null: none
+  /// [messages, numbers_stride] NumberedTokens::numbers; null: every token is a row.
+  const std::int32_t* numbers = nullptr;
+  std::int64_t numbers_stride = 0;
 };
 /// Of the tokens of `args`, whose grid is not needed. Tokens of simulated schemes become bf16 rows.
 void launch_pack_rows(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream);
 
-/// Rows that ranks of one host return for the tokens of one rank: [M, W] in the order of the
+/// Rows that ranks of one host return for the tokens of one rank: [C, W] in the order of the
 /// token's partial sums, each as in a window (PushLayout::return_stride), without marks.
 struct ReturnedRowsArgs {
   PushLayout layout;
@@ -50,6 +82,7 @@ struct ReturnedRowsArgs {
   std::uint64_t ranks = ~std::uint64_t{0};  ///< that return them, by bit
   std::byte* window = nullptr;              ///< where `layout` applies
   std::byte* rows = nullptr;                ///< of the message
+  const std::int32_t* numbers = nullptr;    ///< as dispatch had them; null: every token has rows
 };
 /// Waits for the rows in the window, and empties it: `max_ctas` of kExchangeThreads are its room.
 void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);
@@ -103,7 +136,9 @@ struct EndStayArgs {
   std::uint32_t mode = 0;
   std::int32_t num_sources = 0;
   std::int32_t sources[kMaxPushRanks] = {};
-  const std::uint32_t* modes[kMaxPushRanks] = {};
+  const std::uint32_t* modes[kMaxPushRanks] = {};  ///< each with a count behind it
+  std::uint32_t* counts = nullptr;                 ///< host memory, for those counts; null: none
+  std::uint64_t* have_arrived = nullptr;           ///< host memory: set to 1 behind them
 };
 void launch_end_stay(const EndStayArgs& args, cudaStream_t stream);
 

@@ -14,7 +14,7 @@ namespace switchyard::cuda {
 inline constexpr int kPackThreads = 256;
 inline constexpr int kPackWarps = kPackThreads / kLanes;
 
-/// One warp per chunk of a token.
+/// One warp per chunk of a token, which goes to the messages of all hosts.
 template <class Form>
 __global__ void __launch_bounds__(kPackThreads)
     pack_rows_kernel(const __grid_constant__ DispatchArgs a, PackedRows to) {
@@ -31,22 +31,30 @@ __global__ void __launch_bounds__(kPackThreads)
     const VecSource from(a, token, chunk, lane);
     std::uint32_t words[Form::kWords];
     Form::make(a, from, lane, words, scales);
-    if (from.first < a.layout.shape.hidden) {
-      constexpr int kVecBytes = Form::kWords * 4;
-      auto* at = reinterpret_cast<std::uint32_t*>(
-          to.rows + token * to.stride + std::int64_t{from.first} / kVecElements * kVecBytes);
-#pragma unroll
-      for (int i = 0; i < Form::kWords; i += 2) {
-        *reinterpret_cast<uint2*>(at + i) = {words[i], words[i + 1]};
-      }
-    }
     const int s = chunk * a.scales.per_chunk + lane;
     const std::int64_t num_scales = a.scales.block.num_scales;
-    if (to.scales != nullptr && lane < a.scales.per_chunk && s < num_scales) {
-      const auto bytes = static_cast<int>(a.scales.block.element_bytes);
-      std::byte* scale_at = to.scales + (token * num_scales + s) * bytes;
-      for (int b = 0; b < bytes; ++b) {
-        scale_at[b] = static_cast<std::byte>(scales[lane * bytes + b]);
+    const bool has_scale = to.scales != nullptr && lane < a.scales.per_chunk && s < num_scales;
+    const auto scale_bytes = static_cast<int>(a.scales.block.element_bytes);
+#pragma unroll 1
+    for (int m = 0; m < to.messages.count; ++m) {
+      const std::int32_t number =
+          to.numbers == nullptr ? token : to.numbers[m * to.numbers_stride + token];
+      if (number < 0) continue;
+      const std::size_t message = static_cast<std::size_t>(m) * to.messages.stride;
+      if (from.first < a.layout.shape.hidden) {
+        constexpr int kVecBytes = Form::kWords * 4;
+        auto* at =
+            reinterpret_cast<std::uint32_t*>(to.rows + message + number * to.stride +
+                                             std::int64_t{from.first} / kVecElements * kVecBytes);
+#pragma unroll
+        for (int i = 0; i < Form::kWords; i += 2) {
+          *reinterpret_cast<uint2*>(at + i) = {words[i], words[i + 1]};
+        }
+      }
+      if (!has_scale) continue;
+      std::byte* scale_at = to.scales + message + (number * num_scales + s) * scale_bytes;
+      for (int b = 0; b < scale_bytes; ++b) {
+        scale_at[b] = static_cast<std::byte>(scales[lane * scale_bytes + b]);
       }
     }
     __syncwarp();

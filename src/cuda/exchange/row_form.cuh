@@ -124,19 +124,26 @@ struct VecUnits {
 
 /// Where a lane's elements of a chunk lie.
 struct VecSource {
+  std::int32_t number;  ///< of the row
   const std::byte* row;
-  std::int32_t token;
   std::int32_t chunk;
   std::int32_t first;  ///< element of the row
 
-  __device__ __forceinline__ VecSource(const DispatchArgs& a, int of_token, int of_chunk, int lane)
-      : row(a.tokens.data + of_token * a.tokens.stride),
-        token(of_token),
+  __device__ __forceinline__ VecSource(const DispatchArgs& a, int token, int of_chunk, int lane)
+      : number(number_of(a.tokens, token)),
+        row(a.tokens.data + number * a.tokens.stride),
         chunk(of_chunk),
         first(of_chunk * kChunkElements + lane * kVecElements) {}
   __device__ __forceinline__ void advance() {
     ++chunk;
     first += kChunkElements;
+  }
+
+ private:
+  /// Of a token without a row: any.
+  __device__ static __forceinline__ int number_of(const TokenInput& tokens, int token) {
+    if (tokens.numbers == nullptr || token >= tokens.count) return token;
+    return max(tokens.numbers[token], 0);
   }
 };
 
@@ -176,7 +183,7 @@ struct StoredForm {
     if (a.tokens.scales != nullptr && lane < kMaxChunkScaleBytes / bytes) {
       const std::int64_t s = std::int64_t{from.chunk} * a.scales.per_chunk + lane;
       const bool is_given = lane < a.scales.per_chunk && s < a.scales.block.num_scales;
-      const std::int64_t at = from.token * a.tokens.scale_stride[0] + s * a.tokens.scale_stride[1];
+      const std::int64_t at = from.number * a.tokens.scale_stride[0] + s * a.tokens.scale_stride[1];
       for (int b = 0; b < bytes; ++b) {
         scales[lane * bytes + b] =
             is_given ? static_cast<std::uint8_t>(a.tokens.scales[at * bytes + b]) : std::uint8_t{0};

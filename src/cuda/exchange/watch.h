@@ -11,13 +11,14 @@ namespace switchyard::cuda {
 /// Why the kernels of a rank gave up. The first reason is kept.
 enum class WaitFailure : std::uint32_t {
   kNone,
-  kTimeout,           ///< a peer's words did not arrive
-  kAborted,           ///< the group was aborted
-  kInvalidId,         ///< topk_ids: an id out of range or, in kBatched, twice in a token
-  kCapacityExceeded,  ///< an expert was sent more rows than its capacity
-  kNoWeights,         ///< a peer returned rows without the requested weights
-  kDifferentMode,     ///< a peer dispatches with another max_tokens or routing_only
-  kCombinedTwice,     ///< a combine was replayed without its dispatch
+  kTimeout,               ///< a peer's words did not arrive
+  kAborted,               ///< the group was aborted
+  kInvalidId,             ///< topk_ids: an id out of range or, in kBatched, twice in a token
+  kCapacityExceeded,      ///< an expert was sent more rows than its capacity
+  kNoWeights,             ///< a peer returned rows without the requested weights
+  kDifferentMode,         ///< a peer dispatches with another max_tokens or routing_only
+  kCombinedTwice,         ///< a combine was replayed without its dispatch
+  kHostCapacityExceeded,  ///< more tokens cross to a host than a message has room for
 };
 
 enum class WaitPlace : std::uint32_t {

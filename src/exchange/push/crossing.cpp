@@ -58,28 +58,30 @@ RowForm form_of_tokens(const PushExchangeShape& shape, bool routing_only) {
 
 // `last`: the region whose ids go along, for `num_topk` choices.
 DispatchMessage message_of(const std::vector<RowForm>& forms, const PushLayout& last,
-                           std::int32_t num_topk, std::int64_t max_tokens) {
+                           std::int32_t num_topk, std::int64_t max_tokens, std::int64_t num_rows) {
   const std::int64_t num_choices = max_tokens * num_topk;
   Offsets offsets;
   DispatchMessage message;
-  message.mode = offsets.take(1, sizeof(std::uint32_t));
+  message.num_rows = num_rows;
+  message.mode = offsets.take(2, sizeof(std::uint32_t));
+  message.count = message.mode + sizeof(std::uint32_t);
   message.ids = offsets.take(num_choices, sizeof(std::int32_t));
   message.weights = offsets.take(last.shape.sends_weights ? num_choices : 0, sizeof(float));
   for (const RowForm& form : forms) {
     CrossingRows& rows = message.regions.emplace_back();
     rows.stride = form.stride();
-    rows.rows = offsets.take(max_tokens, static_cast<std::size_t>(rows.stride));
-    rows.has_scales = form.scale_bytes > 0;
-    if (rows.has_scales) rows.scales = offsets.take(max_tokens, form.scale_bytes);
+    rows.rows = offsets.take(num_rows, static_cast<std::size_t>(rows.stride));
+    rows.scale_bytes = form.scale_bytes;
+    if (rows.has_scales()) rows.scales = offsets.take(num_rows, form.scale_bytes);
   }
   message.num_bytes = offsets.num_bytes();
   return message;
 }
 
 // Of any call.
-std::size_t largest_dispatch_bytes(const PushExchangeShape& shape) {
+std::size_t largest_dispatch_bytes(const PushExchangeShape& shape, const CrossingRoom& room) {
   const std::int64_t max_tokens = shape.config.max_tokens_per_rank;
-  const std::size_t bytes = dispatch_message(shape, max_tokens, false).num_bytes;
+  const std::size_t bytes = dispatch_message(shape, max_tokens, false, room).num_bytes;
   if (!shape.gathers_routing) return bytes;
   return std::max(bytes, routing_message(shape, max_tokens).num_bytes);
 }
@@ -87,28 +89,31 @@ std::size_t largest_dispatch_bytes(const PushExchangeShape& shape) {
 }  // namespace
 
 DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,
-                                 bool routing_only) {
+                                 bool routing_only, const CrossingRoom& room) {
   std::vector<RowForm> forms;
   if (!routing_only) {
     for (const PushLayout& payload : shape.payloads) forms.push_back(form_of(payload));
   }
   forms.push_back(form_of_tokens(shape, routing_only));
-  return message_of(forms, shape.main, shape.main_topk, max_tokens);
+  return message_of(forms, shape.main, shape.main_topk, max_tokens, room.num_rows(max_tokens));
 }
 
 DispatchMessage routing_message(const PushExchangeShape& shape, std::int64_t max_tokens) {
-  return message_of({form_of(shape.routing)}, shape.routing, shape.main_ownership.num_ranks,
-                    max_tokens);
+  DispatchMessage message = message_of({form_of(shape.routing)}, shape.routing,
+                                       shape.main_ownership.num_ranks, max_tokens, max_tokens);
+  message.is_routing = true;
+  return message;
 }
 
-ReturnMessage return_message(const PushExchangeShape& shape, int host_size,
-                             std::int64_t max_tokens) {
+ReturnMessage return_message(const PushExchangeShape& shape, int host_size, std::int64_t max_tokens,
+                             const CrossingRoom& room) {
   const bool by_choice = shape.main.shape.keeps_every_choice;
   Offsets offsets;
   ReturnMessage message;
   message.width = by_choice ? shape.main_topk : std::min(shape.main_topk, host_size);
   if (shape.config.reduce == Reduce::kPerHost) message.width = 1;  // their sum
-  offsets.take(max_tokens * message.width, shape.main.return_stride);
+  message.row_bytes = static_cast<std::size_t>(message.width) * shape.main.return_stride;
+  offsets.take(room.num_rows(max_tokens), message.row_bytes);
   if (shape.returns_weights) {
     message.num_records =
         static_cast<std::int64_t>(shape.weights.choices_offset / sizeof(std::uint64_t)) +
@@ -137,11 +142,12 @@ std::size_t hosts_window_bytes(const PushExchangeShape& shape, const HostMap& ma
   return return_part_offset(shape, map.max_forwarded());
 }
 
-HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank) {
+HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank,
+                                  const CrossingRoom& room) {
   const std::int64_t max_tokens = shape.config.max_tokens_per_rank;
   const auto returned_bytes = [&](int host) {
     const auto size = static_cast<int>(map.ranks_of(host).size());
-    return return_message(shape, size, max_tokens).num_bytes;
+    return return_message(shape, size, max_tokens, room).num_bytes;
   };
   // Routing that goes to every rank has a choice for each.
   const std::int32_t num_topk = shape.gathers_routing
@@ -157,14 +163,18 @@ HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap&
     return lists;
   };
   const int own_host = map.host_of(rank);
-  const std::size_t message = largest_dispatch_bytes(shape);
+  const std::size_t message = largest_dispatch_bytes(shape, room);
+  const std::int64_t num_numbers = room.may_pack() ? max_tokens : 0;
   HostsSlotLayout layout;
-  layout.sent = offsets.take(1, message);
+  layout.message_stride = message;
+  layout.sent = offsets.take(room.may_pack() ? map.num_hosts() - 1 : 1, message);
+  layout.numbers = offsets.take((map.num_hosts() - 1) * num_numbers, sizeof(std::int32_t));
   for (std::size_t i = 0; i < map.forwarded_by(rank).size(); ++i) {
     HostsSlotLayout::Forward& forward = layout.forwards.emplace_back();
     forward.message = offsets.take(1, std::max(message, returned_bytes(own_host)));
     forward.lists = take_lists();
     forward.lists.partial_weights = offsets.take(num_choices, sizeof(float));
+    forward.numbers = offsets.take(num_numbers, sizeof(std::int32_t));
   }
   if (shape.config.reduce == Reduce::kPerHost) {
     layout.of_ranks = take_lists();

@@ -6,11 +6,13 @@
 // configuration and of the host map: the exchange allocates and sends what they say, and
 // `switchyard plan` counts it.
 //
-//   of dispatch  the mode of the call, ids [M, K], weights [M, K], and of each region
-//                (push_shape.h) rows [M] in wire form and their scales [M, S]; the same for every
-//                host
-//   of combine   rows [M, W] that the ranks of one host return, in the order of the token's partial
+//   of dispatch  the mode of the call, how many rows follow, ids [M, K], weights [M, K], and of
+//                each region (push_shape.h) rows [C] in wire form and their scales [C, S]
+//   of combine   rows [C, W] that the ranks of one host return, in the order of the token's partial
 //                sums; then records of weights
+//
+// Rows are those of all tokens, C is M, and every host gets the same message: unless messages are
+// packed (CrossingRoom), when each host gets the rows of its tokens, one after another.
 #pragma once
 
 #include <cstddef>
@@ -22,38 +24,56 @@
 
 namespace switchyard {
 
+/// What ExchangeOptions say of messages.
+struct CrossingRoom {
+  std::int64_t capacity = 0;  ///< of tokens; 0: every token
+  bool is_exact = false;      ///< messages have the size of what crosses
+
+  bool may_pack() const { return capacity > 0 || is_exact; }
+  /// C of a call.
+  std::int64_t num_rows(std::int64_t max_tokens) const {
+    return capacity > 0 && capacity < max_tokens ? capacity : max_tokens;
+  }
+};
+
 /// Offsets of a region's rows.
 struct CrossingRows {
   std::size_t rows = 0;
   std::int64_t stride = 0;  ///< bytes
   std::size_t scales = 0;
-  bool has_scales = false;
+  std::size_t scale_bytes = 0;  ///< of a row
+
+  bool has_scales() const { return scale_bytes > 0; }
 };
 
 struct DispatchMessage {
-  std::size_t mode = 0;  ///< of its sender, at the same place in every message
+  std::size_t mode = 0;   ///< u32 of its sender, at the same place in every message
+  std::size_t count = 0;  ///< u32, behind it: rows, where messages are packed
   std::size_t ids = 0;
   std::size_t weights = 0;
   std::vector<CrossingRows> regions;  ///< as they are dispatched, the last one with the ids
+  bool is_routing = false;            ///< routing_message(), never packed
+  std::int64_t num_rows = 0;          ///< C
   std::size_t num_bytes = 0;
 };
 
 /// Of payloads and tokens; with `routing_only` of tokens, one vector of elements each.
 DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,
-                                 bool routing_only);
+                                 bool routing_only, const CrossingRoom& room = {});
 /// Of the routing, where shape.gathers_routing.
 DispatchMessage routing_message(const PushExchangeShape& shape, std::int64_t max_tokens);
 
 struct ReturnMessage {
-  std::int32_t width = 0;  ///< W
+  std::int32_t width = 0;     ///< W
+  std::size_t row_bytes = 0;  ///< of a token's W rows
   std::size_t weights = 0;
   std::int64_t num_records = 0;
   std::size_t num_bytes = 0;
 };
 
 /// Of a host with `host_size` ranks.
-ReturnMessage return_message(const PushExchangeShape& shape, int host_size,
-                             std::int64_t max_tokens);
+ReturnMessage return_message(const PushExchangeShape& shape, int host_size, std::int64_t max_tokens,
+                             const CrossingRoom& room = {});
 
 /// Of the part of a forwarder's window where ranks of its host return rows for one source: what a
 /// window has from the returned rows on, and slots of weights.
@@ -81,8 +101,11 @@ struct HostsSlotLayout {
   struct Forward {
     std::size_t message = 0;  ///< of dispatch, then of combine
     ListOffsets lists;
+    std::size_t numbers = 0;  ///< [T] i32: which row a token is, where messages may be packed
   };
-  std::size_t sent = 0;
+  std::size_t sent = 0;               ///< a message, or one to each other host
+  std::size_t message_stride = 0;     ///< of these
+  std::size_t numbers = 0;            ///< [other hosts, T] i32, where messages may be packed
   std::vector<Forward> forwards;      ///< of the sources that the rank passes on, ascending
   std::vector<std::size_t> returned;  ///< by host; not of the own
   // per_host only.
@@ -91,6 +114,7 @@ struct HostsSlotLayout {
   std::size_t sums = 0;  ///< [T, H] f32
   std::size_t num_bytes = 0;
 };
-HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank);
+HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap& map, int rank,
+                                  const CrossingRoom& room = {});
 
 }  // namespace switchyard

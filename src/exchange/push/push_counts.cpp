@@ -26,12 +26,6 @@ constexpr std::int64_t kNsPerQuery = 5 * kNsPerMs;
 // Memory is taken for an eighth more rows than came, so that it rarely grows.
 constexpr std::int64_t kPartToSpare = 8;
 
-bool is_capturing(Stream stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 // Rows of a rank or of an expert lie at places that the counts do not move.
 bool has_fixed_rows(Layout layout) {
   return layout == Layout::kBatched || layout == Layout::kByRank;
@@ -43,24 +37,25 @@ bool has_fixed_rows(Layout layout) {
 Sizing PushExchange::sizing_of(const DispatchCall& call, const Slot* earlier) const {
   const bool is_known = earlier != nullptr && earlier->dispatch.sizing == Sizing::kCounted;
   if (!is_known && !options_.exact_memory && !call.options.host_counts) return Sizing::kWorstCase;
-  require((is_known && !takes_memory_to_size()) || !is_capturing(call.stream),
-          Errc::kInvalidArgument,
-          "{}: {}, but the stream is captured into a graph; dispatch without it", call.name(),
-          options_.exact_memory ? "ExchangeOptions::exact_memory takes memory in each dispatch"
-                                : "DispatchOptions::host_counts waits for counts on the host");
+  require(
+      (is_known && !takes_memory_to_size()) || !cuda::is_capturing(call.stream.get(), "dispatch"),
+      Errc::kInvalidArgument,
+      "{}: {}, but the stream is captured into a graph; dispatch without it", call.name(),
+      options_.exact_memory ? "ExchangeOptions::exact_memory takes memory in each dispatch"
+                            : "DispatchOptions::host_counts waits for counts on the host");
   return is_known ? Sizing::kCounted : Sizing::kToBeCounted;
 }
 
 void PushExchange::count_rows(Slot& slot, bool behind_send, Stream stream) {
-  require(!is_capturing(stream), Errc::kInvalidArgument,
+  require(!cuda::is_capturing(stream.get(), "dispatch"), Errc::kInvalidArgument,
           "dispatch_receive: host counts were asked for, but the stream is captured into a graph; "
           "receive outside of it");
-  const std::atomic_ref arrived(*slot.kernels.counts.call);
-  arrived.store(0, std::memory_order_relaxed);
+  std::uint64_t& arrived = *slot.kernels.counts.call;
+  std::atomic_ref(arrived).store(0, std::memory_order_relaxed);
   cuda::HostCountsArgs args = host_counts_args(slot.kernels);
   if (hosts_ != nullptr) args.watch.timeout_ns = hosts_->dispatch_timeout_ns();
   cuda::launch_host_counts(args, behind_send, stream.get());
-  await_counts(slot, stream);
+  await_word(arrived, stream);
 
   const cuda::HostCountWords& counts = slot.kernels.counts;
   slot.rows_per_rank.assign(counts.rows_per_rank, counts.rows_per_rank + group_.size());
@@ -81,8 +76,8 @@ void PushExchange::fit_received(Slot& slot, Stream stream) {
 }
 
 // The kernel has the deadline. The host's is for what the caller has queued ahead of it.
-void PushExchange::await_counts(const Slot& slot, Stream stream) {
-  const std::atomic_ref arrived(*slot.kernels.counts.call);
+void PushExchange::await_word(std::uint64_t& word, Stream stream) {
+  const std::atomic_ref arrived(word);
   const std::int64_t timeout_ms =
       kTimeoutsOfHost * static_cast<std::int64_t>(watch_.timeout_ns) / kNsPerMs;
   const Deadline deadline = Deadline::after_ms(timeout_ms);

@@ -35,11 +35,16 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
           "exchange: timeout_ms is {}, must be from 0 to {}", options.timeout_ms, kMaxTimeoutMs);
   require(options.num_ctas >= 0, Errc::kInvalidArgument,
           "exchange: num_ctas is {}, must be 0 or more", options.num_ctas);
-  require_agreement(group.control(), "exchange", agreed_fields(shape_.config));
+  require(options.host_capacity >= 0, Errc::kInvalidArgument,
+          "exchange: host_capacity is {}, must be 0 or more", options.host_capacity);
+  NamedValues agreed = agreed_fields(shape_.config);
+  agreed.emplace_back("host_capacity", std::to_string(options.host_capacity));
+  agreed.emplace_back("exact_messages", options.exact_messages ? "true" : "false");
+  require_agreement(group.control(), "exchange", agreed);
 
   const cuda::DeviceGuard guard(device_.index);
   slots_.resize(handles_.size());
-  hosts_ = PushHosts::make(group, shape_, device_.index);
+  hosts_ = PushHosts::make(group, shape_, options_);
   require(config.reduce != Reduce::kPerHost || hosts_ != nullptr, Errc::kNotSupported,
           "exchange: reduce is per_host for GPUs of one host, must be per_rank or per_expert");
   make_window(slots_[0]);
@@ -206,9 +211,8 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
   enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
   gather_routing(slot, phases, stream);
   if (hosts_ != nullptr) {
-    const PushDispatch& call = slot.dispatch;
-    launch_over_hosts(slot, regions_of(slot.kernels, call),
-                      dispatch_message(shape_, call.max_tokens, call.routing_only), phases, stream);
+    launch_over_hosts(slot, regions_of(slot.kernels, slot.dispatch),
+                      hosts_->message_of(slot.dispatch), phases, stream);
   } else {
     for (std::size_t i = 0; i < slot.dispatch.payloads.size(); ++i) {
       launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
@@ -230,9 +234,7 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
 // of a call.
 void PushExchange::sync_if_shared(cuda::Phases phases, Stream stream) const {
   if (!cuda::receives(phases) || !is_shared_gpu()) return;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check_cuda(cudaStreamIsCapturing(stream.get(), &status), "dispatch");
-  if (status != cudaStreamCaptureStatusNone) return;
+  if (cuda::is_capturing(stream.get(), "dispatch")) return;
   cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");
 }
 
@@ -357,7 +359,7 @@ WireBytes PushExchange::wire_bytes(const DispatchHandle& handle) const {
   const std::size_t index = handles_.index_of(handle, "wire_bytes");
   const Slot& slot = slots_[index];
   const bool gathers = drops(slot) || (shape_.gathers && shape_.gathers_routing);
-  WireBytes bytes = hosts_->wire_bytes(slot.dispatch, gathers);
+  WireBytes bytes = hosts_->wire_bytes(index, slot.dispatch, gathers);
   if (handles_.stage(index) == Stage::kSent) bytes.combine = 0;
   return bytes;
 }

@@ -101,7 +101,8 @@ class PushExchange final : public ExchangeBackend {
   bool takes_memory_to_size() const { return options_.exact_memory && !is_shared_gpu(); }
   Sizing sizing_of(const DispatchCall& call, const Slot* earlier) const;
   void count_rows(Slot& slot, bool behind_send, Stream stream);
-  void await_counts(const Slot& slot, Stream stream);
+  /// Until a kernel has set `word`, in host memory: counts have arrived.
+  void await_word(std::uint64_t& word, Stream stream);
   std::int64_t exact_rows(const Slot& slot) const;
   void fit_received(Slot& slot, Stream stream);
   HostCounts host_counts(const Slot& slot) const;

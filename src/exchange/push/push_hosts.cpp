@@ -8,6 +8,7 @@
 #include "core/bytes.h"
 #include "core/carver.h"
 #include "core/fail.h"
+#include "core/log.h"
 #include "core/round_up.h"
 #include "cuda/base/check.h"
 #include "cuda/exchange/grid.h"
@@ -53,22 +54,26 @@ cuda::CallState lists_at(std::byte* memory, const ListOffsets& offsets, bool has
 }  // namespace
 
 std::unique_ptr<PushHosts> PushHosts::make(const Group& group, const PushExchangeShape& shape,
-                                           int device) {
+                                           const ExchangeOptions& options) {
   const HostMap map(group.control().hosts());
   if (map.num_hosts() == 1) return nullptr;
-  return std::make_unique<PushHosts>(group, shape, map, device);
+  return std::make_unique<PushHosts>(group, shape, map, options);
 }
 
 PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const HostMap& map,
-                     int device)
+                     const ExchangeOptions& options)
     : shape_(shape),
       map_(map),
       rank_(group.rank()),
+      room_{options.host_capacity, options.exact_messages},
       forwarded_(map_.forwarded_by(rank_)),
       peers_(map_.linked_with(rank_)),
       host_(group.engine().make_host_group()) {
+  for (int host = 0; host < map_.num_hosts(); ++host) {
+    if (host != own_host()) others_.push_back(host);
+  }
   const std::vector<std::string> gpus =
-      gather_or_fail(group.control(), [&] { return gpu_uuid(device); });
+      gather_or_fail(group.control(), [&] { return gpu_uuid(options.device.index); });
   require_distinct_machines(map_, gpus, group.control().all_gather_text(nccl_host()));
   const auto num_ranks_on = [&](const std::string& gpu) {
     return static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu));
@@ -79,8 +84,23 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
   slots_.resize(num_slots);
   stays_.resize(num_slots * kNumOperations);
   words_ = cuda::PinnedBuffer(stays_.size() * sizeof(cuda::StayWords));
+  counts_ = cuda::PinnedBuffer(num_slots * sizeof(CountWords));
   timeout_ms_ = group.timeout_ms();
   links_ = make_rank_links(group.control(), map_);
+  warn_of_padding();
+}
+
+// Over many hosts few tokens go to any one of them, but every message has room for all.
+void PushHosts::warn_of_padding() const {
+  constexpr int kManyHosts = 8;
+  const std::int64_t max_tokens = shape_.config.max_tokens_per_rank;
+  const bool are_padded = !room_.is_exact && room_.num_rows(max_tokens) == max_tokens;
+  if (rank_ != 0 || map_.num_hosts() <= kManyHosts || !are_padded) return;
+  const std::size_t bytes = dispatch_message(shape_, max_tokens, false, room_).num_bytes;
+  log(LogLevel::kWarn, "exchange",
+      "a dispatch of {} tokens sends {:.1f} MB to each of {} other hosts, wherever its tokens go; "
+      "ExchangeOptions::host_capacity, or exact_messages, sends less",
+      max_tokens, static_cast<double>(bytes) * 1e-6, others_.size());
 }
 
 std::uint64_t PushHosts::ranks_of(int host) const {
@@ -112,15 +132,18 @@ void PushHosts::describe(const DeviceWindow& window, SlotKernels& to) const {
 }
 
 void PushHosts::allocate(std::size_t index, cudaStream_t stream) {
-  const HostsSlotLayout layout = hosts_slot_layout(shape_, map_, rank_);
+  const HostsSlotLayout layout = hosts_slot_layout(shape_, map_, rank_, room_);
   Slot& slot = slots_[index];
   slot.memory = cuda::DeviceBuffer(layout.num_bytes);
   std::byte* const base = slot.memory.data();
   cuda::check_cuda(cudaMemsetAsync(base, 0, layout.num_bytes, stream), "cudaMemsetAsync");
   slot.sent = base + layout.sent;
+  slot.message_stride = layout.message_stride;
+  slot.numbers = reinterpret_cast<std::int32_t*>(base + layout.numbers);
   slot.forwards.clear();
   for (const HostsSlotLayout::Forward& forward : layout.forwards) {
-    slot.forwards.push_back({base + forward.message, lists_at(base, forward.lists, true)});
+    slot.forwards.push_back({base + forward.message, lists_at(base, forward.lists, true),
+                             reinterpret_cast<std::int32_t*>(base + forward.numbers)});
   }
   slot.returned.clear();
   for (int host = 0; host < map_.num_hosts(); ++host) {
@@ -133,38 +156,6 @@ void PushHosts::allocate(std::size_t index, cudaStream_t stream) {
   slot.sums = base + layout.sums;
 }
 
-// The region `own` of another rank: with its number and tokens, and with lists of its own.
-cuda::DispatchArgs PushHosts::forwarded_args(const Forward& forward, int source,
-                                             const cuda::DispatchArgs& own,
-                                             const DispatchMessage& message, std::size_t region,
-                                             std::int64_t max_tokens) const {
-  const CrossingRows& rows = message.regions[region];
-  cuda::DispatchArgs args = own;
-  args.rank = source;
-  args.state = forward.state;
-  args.state.counter = own.state.counter;
-  if (args.scheme.is_simulated()) args.scheme = schemes::kNone;
-  args.tokens = {.data = forward.message + rows.rows,
-                 .stride = rows.stride,
-                 .count = static_cast<std::int32_t>(max_tokens),
-                 .dtype = args.scheme.dtype,
-                 .tensor_scale = own.tokens.tensor_scale,
-                 .ids = {forward.message + message.ids, false},
-                 .are_aligned = true};
-  if (rows.has_scales) {
-    args.tokens.scales = forward.message + rows.scales;
-    args.tokens.scale_stride[0] = own.scales.block.num_scales;
-    args.tokens.scale_stride[1] = 1;
-  }
-  if (own.layout.shape.sends_weights) {
-    args.tokens.topk_weights = reinterpret_cast<const float*>(forward.message + message.weights);
-  }
-  args.sends_to = ranks_of(own_host());
-  args.returned_by = args.sends_to;
-  args.reports_ids = false;
-  return args;
-}
-
 void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArgs end,
                          const std::vector<LinkMessage>& sent,
                          const std::vector<LinkMessage>& received, const WaitSite& site,
@@ -175,61 +166,6 @@ void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArg
   cuda::launch_begin_stay(&stay.begun, stream);
   links_->exchange(sent, received, site, stream);
   cuda::launch_end_stay(end, stream);
-}
-
-std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
-                                                 const std::vector<cuda::DispatchArgs>& regions,
-                                                 const DispatchMessage& message,
-                                                 const PushDispatch& call, const WaitSite& site,
-                                                 cudaStream_t stream) {
-  const Slot& slot = slots_[index];
-  const cuda::DispatchArgs& last = regions.back();
-  cuda::launch_pack_ids({.ids = last.tokens.ids,
-                         .topk_weights = last.tokens.topk_weights,
-                         .num_tokens = last.tokens.count,
-                         .max_tokens = static_cast<std::int32_t>(call.max_tokens),
-                         .num_topk = last.num_topk,
-                         .num_experts = last.ownership.num_experts,
-                         .mode = last.mode,
-                         .to_ids = reinterpret_cast<std::int32_t*>(slot.sent + message.ids),
-                         .to_weights = last.layout.shape.sends_weights
-                                           ? reinterpret_cast<float*>(slot.sent + message.weights)
-                                           : nullptr,
-                         .to_mode = reinterpret_cast<std::uint32_t*>(slot.sent + message.mode)},
-                        stream);
-  for (std::size_t i = 0; i < regions.size(); ++i) {
-    const CrossingRows& rows = message.regions[i];
-    cuda::launch_pack_rows(
-        regions[i],
-        {slot.sent + rows.rows, rows.stride, rows.has_scales ? slot.sent + rows.scales : nullptr},
-        stream);
-  }
-  std::vector<LinkMessage> sent;
-  std::vector<LinkMessage> received;
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host == own_host()) continue;
-    sent.push_back({rank_, map_.forwarder(rank_, host), slot.sent, message.num_bytes});
-  }
-  cuda::EndStayArgs end{.state = last.state, .watch = last.watch, .mode = last.mode};
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    std::byte* from = slot.forwards[i].message;
-    received.push_back({forwarded_[i], forwarded_[i], from, message.num_bytes});
-    end.sources[end.num_sources] = forwarded_[i];
-    end.modes[end.num_sources++] = reinterpret_cast<const std::uint32_t*>(from + message.mode);
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    last_mode_ = last.mode;
-  }
-  exchange(index, kDispatch, end, sent, received, site, stream);
-  std::vector<cuda::DispatchArgs> forwarded;
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    for (std::size_t r = 0; r < regions.size(); ++r) {
-      forwarded.push_back(
-          forwarded_args(slot.forwards[i], forwarded_[i], regions[r], message, r, call.max_tokens));
-    }
-  }
-  return forwarded;
 }
 
 void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing,
@@ -283,6 +219,17 @@ cuda::CallState PushHosts::summed_lists(std::size_t index, const cuda::CallState
   return lists;
 }
 
+void PushHosts::add_returned(std::vector<LinkMessage>& to, LinkMessage message,
+                             const ReturnMessage& form, const Packing& packing,
+                             std::uint32_t num_rows) {
+  message.num_bytes = packing.is_exact ? num_rows * form.row_bytes : form.num_bytes;
+  to.push_back(message);
+  if (!packing.is_exact || form.num_records == 0) return;
+  message.data += form.weights;
+  message.num_bytes = static_cast<std::size_t>(form.num_records) * sizeof(std::uint64_t);
+  to.push_back(message);
+}
+
 void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
                           const GridRequest& grid, const WaitSite& site, cudaStream_t stream) {
   const Slot& slot = slots_[index];
@@ -298,14 +245,15 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
     for (int host = 0; host < map_.num_hosts(); ++host) groups.groups[host] = ranks_of(host);
     cuda::launch_list_groups(groups, stream);
   }
-  const auto message_of = [&](int host) {
+  const auto form_of = [&](int host) {
     const auto size = static_cast<int>(map_.ranks_of(host).size());
-    return return_message(shape_, size, call.max_tokens);
+    return return_message(shape_, size, call.max_tokens, room_);
   };
-  const ReturnMessage out = message_of(own_host());
+  const ReturnMessage out = form_of(own_host());
+  const CountWords& counts = counts_of(index);
   const auto rows_args = [&](const cuda::CallState& lists, std::int64_t num_tokens,
-                             const ReturnMessage& message, std::uint64_t ranks, std::byte* window,
-                             std::byte* rows) {
+                             const ReturnMessage& message, std::uint64_t ranks,
+                             const std::int32_t* numbers, std::byte* window, std::byte* rows) {
     cuda::ReturnedRowsArgs args{.layout = shape_.main,
                                 .wire = shape_.config.combine_scheme,
                                 .state = lists,
@@ -315,7 +263,8 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
                                 .width = message.width,
                                 .ranks = ranks,
                                 .window = window,
-                                .rows = rows};
+                                .rows = rows,
+                                .numbers = slot.packing.is_packed ? numbers : nullptr};
     args.state.counter = kernels.main.base.state.counter;
     return args;
   };
@@ -335,45 +284,64 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
       add_up(slot, kernels, slot.forwards[i].state, call.max_tokens,
              kernels.far_returns.base[source], grid, stream);
     }
-    cuda::launch_collect_rows(rows_args(slot.forwards[i].state, call.max_tokens, out,
-                                        ranks_of(own_host()), kernels.far_returns.base[source], to),
-                              grid.max_ctas, stream);
+    cuda::launch_collect_rows(
+        rows_args(slot.forwards[i].state, call.max_tokens, out, ranks_of(own_host()),
+                  slot.forwards[i].numbers, kernels.far_returns.base[source], to),
+        grid.max_ctas, stream);
     if (out.num_records > 0) {
       cuda::launch_collect_weights(weights_args(out, kernels.far_weights.base[source], to), stream);
     }
-    sent.push_back({source, source, to, out.num_bytes});
+    add_returned(sent, {source, source, to}, out, slot.packing, counts.received[i]);
   }
   std::vector<LinkMessage> received;
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host == own_host()) continue;
-    received.push_back({rank_, map_.forwarder(rank_, host),
-                        slot.returned[static_cast<std::size_t>(host)], message_of(host).num_bytes});
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    const int host = others_[i];
+    std::byte* from = slot.returned[static_cast<std::size_t>(host)];
+    add_returned(received, {rank_, map_.forwarder(rank_, host), from}, form_of(host), slot.packing,
+                 counts.sent[i]);
   }
   exchange(index, kCombine,
            {.state = own, .watch = kernels.watch, .place = cuda::WaitPlace::kReturnedRow}, sent,
            received, site, stream);
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host == own_host()) continue;
-    const ReturnMessage in = message_of(host);
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    const int host = others_[i];
+    const ReturnMessage in = form_of(host);
     std::byte* from = slot.returned[static_cast<std::size_t>(host)];
-    cuda::launch_place_rows(rows_args(kernels.main.base.state, call.num_tokens(), in,
-                                      ranks_of(host), kernels.main.windows.base[rank_], from),
-                            stream);
+    const std::int32_t* numbers = slot.numbers + i * tokens_per_rank();
+    cuda::launch_place_rows(
+        rows_args(kernels.main.base.state, call.num_tokens(), in, ranks_of(host), numbers,
+                  kernels.main.windows.base[rank_], from),
+        stream);
     if (in.num_records > 0) {
       cuda::launch_place_weights(weights_args(in, kernels.weights.base[rank_], from), stream);
     }
   }
 }
 
-// Messages have their size whatever the routing is: a row of every token goes to each other host.
-WireBytes PushHosts::wire_bytes(const PushDispatch& call, bool gathers) const {
-  std::size_t message = dispatch_message(shape_, call.max_tokens, call.routing_only).num_bytes;
-  if (gathers) message += routing_message(shape_, call.max_tokens).num_bytes;
+// Unless they are exact, messages have their size whatever the routing is.
+WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, bool gathers) const {
+  const Slot& slot = slots_[index];
+  const CountWords& counts = counts_of(index);
+  const DispatchMessage message = message_of(call);
   const auto host_size = static_cast<int>(map_.ranks_of(own_host()).size());
-  const std::size_t returned = return_message(shape_, host_size, call.max_tokens).num_bytes;
-  const auto num_others = static_cast<std::size_t>(map_.num_hosts() - 1);
-  return {static_cast<std::int64_t>(num_others * message),
-          static_cast<std::int64_t>(forwarded_.size() * returned)};
+  const ReturnMessage returned = return_message(shape_, host_size, call.max_tokens, room_);
+  std::vector<LinkMessage> sent;
+  WireBytes bytes;
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    add_dispatched(sent, {}, message, slot.packing, counts.sent[i]);
+    if (slot.packing.is_exact) bytes.dispatch += kHeadBytes;
+    if (gathers) {
+      bytes.dispatch +=
+          static_cast<std::int64_t>(routing_message(shape_, call.max_tokens).num_bytes);
+    }
+  }
+  for (const LinkMessage& each : sent) bytes.dispatch += static_cast<std::int64_t>(each.num_bytes);
+  sent.clear();
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    add_returned(sent, {}, returned, slot.packing, counts.received[i]);
+  }
+  for (const LinkMessage& each : sent) bytes.combine += static_cast<std::int64_t>(each.num_bytes);
+  return bytes;
 }
 
 void PushHosts::run_kernels(const SlotKernels& kernels) const {
@@ -396,6 +364,7 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
   }
   cuda::launch_pack_ids({}, nullptr);
+  if (room_.may_pack()) cuda::launch_number_rows({}, nullptr);
   const cuda::CallState& state = kernels.main.base.state;
   cuda::launch_begin_stay(&stay_of(0, kDispatch).begun, nullptr);
   cuda::launch_end_stay(

@@ -34,8 +34,9 @@ class PushHosts final : public LinkWatch {
   /// Collective, with this rank's GPU current; null where all ranks share a host. References must
   /// outlive it. Errors: as make_rank_links and Engine::make_host_group.
   static std::unique_ptr<PushHosts> make(const Group& group, const PushExchangeShape& shape,
-                                         int device);
-  PushHosts(const Group& group, const PushExchangeShape& shape, const HostMap& map, int device);
+                                         const ExchangeOptions& options);
+  PushHosts(const Group& group, const PushExchangeShape& shape, const HostMap& map,
+            const ExchangeOptions& options);
 
   Engine& host() const { return *host_; }
   /// Of all hosts: they may be processes of one machine.
@@ -59,7 +60,16 @@ class PushHosts final : public LinkWatch {
   /// How long they wait for ranks of other hosts, too: see watch_hosts.cpp.
   std::uint64_t dispatch_timeout_ns() const;
 
-  /// Sends this rank's tokens to the other hosts, in a message of this form, and receives those
+  /// The form of a call's messages.
+  DispatchMessage message_of(const PushDispatch& call) const {
+    return dispatch_message(shape_, call.max_tokens, call.routing_only, room_);
+  }
+  /// Begins a message of this form with what comes before its rows. Returns null, or what is 0 in
+  /// host memory until it is known how many rows cross, which cross() needs.
+  std::uint64_t* begin_crossing(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
+                                const DispatchMessage& message, const PushDispatch& call,
+                                const WaitSite& site, cudaStream_t stream);
+  /// Sends this rank's tokens to the other hosts, in the message that was begun, and receives those
   /// that it forwards. Returns what is to be dispatched for these, by source and region, in phase
   /// kSend.
   std::vector<cuda::DispatchArgs> cross(std::size_t slot,
@@ -78,7 +88,7 @@ class PushHosts final : public LinkWatch {
 
   /// What a dispatch, with the routing of all ranks where it is gathered, and its combine send to
   /// other hosts.
-  WireBytes wire_bytes(const PushDispatch& call, bool gathers) const;
+  WireBytes wire_bytes(std::size_t slot, const PushDispatch& call, bool gathers) const;
 
   /// Frees what is on the GPU, once nothing runs.
   void close() noexcept;
@@ -91,10 +101,25 @@ class PushHosts final : public LinkWatch {
   struct Forward {
     std::byte* message = nullptr;  ///< of dispatch, then of combine
     cuda::CallState state;         ///< lists of partial sums
+    std::int32_t* numbers = nullptr;
+  };
+  /// Of the messages of a dispatch and of its combine.
+  struct Packing {
+    bool is_packed = false;
+    bool is_exact = false;
+  };
+  /// In host memory that the GPU writes: rows that cross.
+  struct CountWords {
+    std::uint32_t sent[kMaxPushRanks];      ///< by place in others_
+    std::uint32_t received[kMaxPushRanks];  ///< by place in forwarded_
+    std::uint64_t have_arrived;
   };
   struct Slot {
     cuda::DeviceBuffer memory;
+    Packing packing;  ///< of the last dispatch
     std::byte* sent = nullptr;
+    std::size_t message_stride = 0;
+    std::int32_t* numbers = nullptr;
     std::vector<Forward> forwards;     ///< by number in forwarded_
     std::vector<std::byte*> returned;  ///< by host; null: own
     // per_host only.
@@ -102,6 +127,8 @@ class PushHosts final : public LinkWatch {
     cuda::CallState of_hosts;   ///< lists of hosts, for own tokens
     std::byte* sums = nullptr;  ///< [T, H] f32
   };
+  /// Of exact messages, what goes ahead of the rest: the mode and the count.
+  static constexpr std::int64_t kHeadBytes = 2 * sizeof(std::uint32_t);
   enum Operation : std::size_t { kDispatch, kCombine, kNumOperations };
   struct Stay {
     std::uint32_t number = 0;
@@ -111,6 +138,27 @@ class PushHosts final : public LinkWatch {
   cuda::DispatchArgs forwarded_args(const Forward& forward, int source,
                                     const cuda::DispatchArgs& own, const DispatchMessage& message,
                                     std::size_t region, std::int64_t max_tokens) const;
+  Packing packing_of(const DispatchMessage& message, std::int64_t max_tokens,
+                     cudaStream_t stream) const;
+  void number_own(const Slot& slot, CountWords& counts, const cuda::DispatchArgs& args,
+                  const DispatchMessage& message, cudaStream_t stream) const;
+  void number_forwarded(const Slot& slot, const cuda::DispatchArgs& own,
+                        const DispatchMessage& message, std::int64_t max_tokens,
+                        cudaStream_t stream) const;
+  cuda::EndStayArgs end_of_dispatch(const Slot& slot, const cuda::DispatchArgs& own,
+                                    const DispatchMessage& message) const;
+  /// Adds the pieces of a message that begins at `message.data`, which has so many rows if exact.
+  static void add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
+                             const DispatchMessage& form, const Packing& packing,
+                             std::uint32_t num_rows);
+  static void add_returned(std::vector<LinkMessage>& to, LinkMessage message,
+                           const ReturnMessage& form, const Packing& packing,
+                           std::uint32_t num_rows);
+  std::size_t tokens_per_rank() const {
+    return static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
+  }
+  cuda::Messages messages_of(const Slot& slot, const Packing& packing) const;
+  CountWords& counts_of(std::size_t slot) const { return counts_.as<CountWords>()[slot]; }
   cuda::StayWords& stay_of(std::size_t slot, Operation operation) const {
     return words_.as<cuda::StayWords>()[slot * kNumOperations + operation];
   }
@@ -121,19 +169,23 @@ class PushHosts final : public LinkWatch {
                 const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
                 const WaitSite& site, cudaStream_t stream);
   std::int64_t stay_timeout_ms() const;
+  void warn_of_padding() const;
   int own_host() const { return map_.host_of(rank_); }
   std::uint64_t ranks_of(int host) const;
 
   const PushExchangeShape& shape_;
   HostMap map_;
   int rank_;
+  CrossingRoom room_;
+  std::vector<int> others_;          ///< hosts
   std::vector<int> forwarded_;       ///< sources whose tokens this rank passes on
   std::vector<std::int32_t> peers_;  ///< of messages
   std::shared_ptr<Engine> host_;
   int ranks_on_gpu_ = 1;
   bool has_shared_gpus_ = false;
   std::int64_t timeout_ms_ = 0;
-  cuda::PinnedBuffer words_;  ///< StayWords of each slot and operation
+  cuda::PinnedBuffer words_;   ///< StayWords of each slot and operation
+  cuda::PinnedBuffer counts_;  ///< CountWords of each slot
   std::vector<Slot> slots_;
   std::mutex mutex_;  // guards the three below
   std::vector<Stay> stays_;

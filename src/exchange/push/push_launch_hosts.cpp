@@ -17,6 +17,9 @@ void PushExchange::launch_over_hosts(const Slot& slot,
     for (const cuda::DispatchArgs& args : regions) {
       launch_rows(slot, args, cuda::Phases::kSend, stream);
     }
+    std::uint64_t* const counts_arrive = hosts_->begin_crossing(index_of(slot), regions, message,
+                                                                slot.dispatch, site_, stream.get());
+    if (counts_arrive != nullptr) await_word(*counts_arrive, stream);
     const std::vector<cuda::DispatchArgs> forwarded =
         hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get());
     for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);

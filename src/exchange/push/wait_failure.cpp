@@ -90,6 +90,16 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
               fmt::format("rank {} combined a dispatch twice, as a captured combine does that is "
                           "replayed without its dispatch; replay both",
                           rank)};
+    case cuda::WaitFailure::kHostCapacityExceeded:
+      return {
+          Errc::kCapacityExceeded,
+          Errc::kCapacityExceeded,
+          true,
+          rank,
+          function,
+          fmt::format("{} tokens of rank {} go to host {}, its messages have room for {}; raise "
+                      "ExchangeOptions::host_capacity",
+                      record.seen, rank, record.token, record.expected)};
     case cuda::WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,

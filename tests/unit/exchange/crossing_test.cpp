@@ -44,18 +44,18 @@ TEST(CrossingTest, DispatchHasRoomForEveryRow) {
       EXPECT_GE(message.weights, message.ids + kTokens * 3 * sizeof(std::int32_t));
       EXPECT_GE(payload.rows, message.weights + kTokens * 3 * sizeof(float));
       EXPECT_GE(payload.stride, 614);
-      EXPECT_FALSE(payload.has_scales);
+      EXPECT_FALSE(payload.has_scales());
       EXPECT_GE(tokens.rows, payload.rows + static_cast<std::size_t>(kTokens * payload.stride));
       EXPECT_GE(tokens.stride, static_cast<std::int64_t>(row_bytes(scheme, hidden)));
       EXPECT_EQ(tokens.stride % 16, 0);
       const std::size_t end = tokens.rows + static_cast<std::size_t>(kTokens * tokens.stride);
-      EXPECT_EQ(tokens.has_scales, has_row_scales(scheme));
+      EXPECT_EQ(tokens.has_scales(), has_row_scales(scheme));
       const std::int64_t scale_bytes =
-          tokens.has_scales ? static_cast<std::int64_t>(scale_row_bytes(scheme, hidden)) : 0;
+          tokens.has_scales() ? static_cast<std::int64_t>(scale_row_bytes(scheme, hidden)) : 0;
       const std::int64_t row = payload.stride + tokens.stride + scale_bytes + 3 * 8;
       EXPECT_LE(message.num_bytes, static_cast<std::size_t>(kTokens * row) + 6 * kPartAlignment)
           << "a row of each token, once";
-      if (!tokens.has_scales) {
+      if (!tokens.has_scales()) {
         EXPECT_GE(message.num_bytes, end);
         continue;
       }
@@ -70,7 +70,7 @@ TEST(CrossingTest, RoutingAloneTakesOneVectorOfEachToken) {
   const DispatchMessage message = dispatch_message(shape, kTokens, true);
   ASSERT_EQ(message.regions.size(), 1u);
   EXPECT_EQ(message.regions[0].stride, 16);
-  EXPECT_FALSE(message.regions[0].has_scales);
+  EXPECT_FALSE(message.regions[0].has_scales());
   EXPECT_LT(message.num_bytes, dispatch_message(shape, kTokens, false).num_bytes);
 }
 
@@ -83,6 +83,26 @@ TEST(CrossingTest, GatheredRoutingHasAnIdForEveryRank) {
   ASSERT_EQ(message.regions.size(), 1u);
   EXPECT_GE(message.regions[0].rows, message.ids + kTokens * kNumRanks * sizeof(std::int32_t));
   EXPECT_GE(message.regions[0].stride, shape.routing_row_bytes());
+}
+
+TEST(CrossingTest, PackedMessagesHaveRoomForTheirRows) {
+  const PushExchangeShape shape = shape_of(schemes::kFp8Block, 1024, Reduce::kPerRank);
+  const DispatchMessage all = dispatch_message(shape, kTokens, false);
+  EXPECT_EQ(all.num_rows, kTokens);
+  EXPECT_EQ(dispatch_message(shape, kTokens, false, {.is_exact = true}).num_bytes, all.num_bytes);
+  EXPECT_EQ(dispatch_message(shape, kTokens, false, {kTokens + 1}).num_bytes, all.num_bytes);
+  const DispatchMessage some = dispatch_message(shape, kTokens, false, {9});
+  EXPECT_EQ(some.num_rows, 9);
+  EXPECT_EQ(some.ids, all.ids);
+  EXPECT_EQ(some.weights, all.weights) << "ids and weights are of all tokens";
+  const CrossingRows& rows = some.regions[1];
+  EXPECT_GE(rows.scales, rows.rows + static_cast<std::size_t>(9 * rows.stride));
+  EXPECT_LT(some.num_bytes, all.num_bytes * 2 / 5);
+  const ReturnMessage back = return_message(shape, 2, kTokens, {9});
+  EXPECT_EQ(back.row_bytes, 2 * shape.main.return_stride);
+  EXPECT_EQ(back.num_records, return_message(shape, 2, kTokens).num_records);
+  EXPECT_GE(back.weights, 9 * back.row_bytes);
+  EXPECT_LT(back.weights, 10 * back.row_bytes);
 }
 
 // One row for each rank of the host that may return one, or for each choice.
@@ -132,6 +152,23 @@ TEST(CrossingTest, ASlotHasRoomForTheMessagesOfItsNeighbours) {
       EXPECT_GE(layout.returned[host == 0 ? 1 : 0], end);
       EXPECT_GE(layout.num_bytes, layout.returned[host == 0 ? 1 : 0] + returned);
     }
+  }
+}
+
+TEST(CrossingTest, APackedSlotHasAMessageForEveryHost) {
+  const HostMap map({0, 0, 1, 2});
+  const PushExchangeShape shape = shape_of(schemes::kFp8Block, 1024, Reduce::kPerRank);
+  const std::size_t numbers = kTokens * sizeof(std::int32_t);
+  for (const CrossingRoom& room : {CrossingRoom{9}, CrossingRoom{.is_exact = true}}) {
+    const std::size_t message = dispatch_message(shape, kTokens, false, room).num_bytes;
+    const HostsSlotLayout layout = hosts_slot_layout(shape, map, 0, room);
+    EXPECT_GE(layout.message_stride, message);
+    EXPECT_EQ(layout.message_stride % kPartAlignment, 0u);
+    EXPECT_GE(layout.numbers, layout.sent + 2 * layout.message_stride);
+    ASSERT_EQ(layout.forwards.size(), 2u);
+    EXPECT_GE(layout.forwards[0].message, layout.numbers + 2 * numbers);
+    EXPECT_GE(layout.forwards[1].message, layout.forwards[0].numbers + numbers);
+    EXPECT_GE(layout.returned[1], layout.forwards[1].numbers + numbers);
   }
 }
 

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tokens on their way to ranks of other hosts: packed into messages, sent to forwarders, and passed
+// on by them.
+
+#include <algorithm>
+
+#include "cuda/base/check.h"
+#include "exchange/push/push_hosts.h"
+
+namespace switchyard {
+
+cuda::Messages PushHosts::messages_of(const Slot& slot, const Packing& packing) const {
+  return {packing.is_packed ? static_cast<std::int32_t>(others_.size()) : 1, slot.message_stride};
+}
+
+PushHosts::Packing PushHosts::packing_of(const DispatchMessage& message, std::int64_t max_tokens,
+                                         cudaStream_t stream) const {
+  if (message.is_routing) return {};  // all of it goes everywhere
+  const bool is_exact = room_.is_exact && !cuda::is_capturing(stream, "dispatch");
+  return {is_exact || message.num_rows < max_tokens, is_exact};
+}
+
+void PushHosts::number_own(const Slot& slot, CountWords& counts, const cuda::DispatchArgs& args,
+                           const DispatchMessage& message, cudaStream_t stream) const {
+  cuda::NumberRowsArgs own{.ownership = args.ownership,
+                           .state = args.state,
+                           .watch = args.watch,
+                           .num_topk = args.num_topk,
+                           .num_tokens = args.tokens.count,
+                           .capacity = static_cast<std::int32_t>(message.num_rows)};
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    std::byte* to = slot.sent + i * slot.message_stride;
+    own.lists[own.num_lists++] = {.ids = args.tokens.ids,
+                                  .ranks = ranks_of(others_[i]),
+                                  .numbers = slot.numbers + i * tokens_per_rank(),
+                                  .count = reinterpret_cast<std::uint32_t*>(to + message.count),
+                                  .in_host = &counts.sent[i],
+                                  .host = others_[i]};
+  }
+  cuda::launch_number_rows(own, stream);
+}
+
+void PushHosts::number_forwarded(const Slot& slot, const cuda::DispatchArgs& own,
+                                 const DispatchMessage& message, std::int64_t max_tokens,
+                                 cudaStream_t stream) const {
+  if (forwarded_.empty()) return;
+  cuda::NumberRowsArgs args{.ownership = own.ownership,
+                            .state = own.state,
+                            .watch = own.watch,
+                            .num_topk = own.num_topk,
+                            .num_tokens = static_cast<std::int32_t>(max_tokens),
+                            .capacity = static_cast<std::int32_t>(message.num_rows)};
+  for (const Forward& forward : slot.forwards) {
+    args.lists[args.num_lists++] = {.ids = {forward.message + message.ids, false},
+                                    .ranks = ranks_of(own_host()),
+                                    .numbers = forward.numbers,
+                                    .host = own_host()};
+  }
+  cuda::launch_number_rows(args, stream);
+}
+
+// Who sent what has come; `end` also says what the kernels behind see of a failure.
+cuda::EndStayArgs PushHosts::end_of_dispatch(const Slot& slot, const cuda::DispatchArgs& own,
+                                             const DispatchMessage& message) const {
+  cuda::EndStayArgs end{.state = own.state, .watch = own.watch, .mode = own.mode};
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    end.sources[end.num_sources] = forwarded_[i];
+    end.modes[end.num_sources++] =
+        reinterpret_cast<const std::uint32_t*>(slot.forwards[i].message + message.mode);
+  }
+  return end;
+}
+
+std::uint64_t* PushHosts::begin_crossing(std::size_t index,
+                                         const std::vector<cuda::DispatchArgs>& regions,
+                                         const DispatchMessage& message, const PushDispatch& call,
+                                         const WaitSite& site, cudaStream_t stream) {
+  Slot& slot = slots_[index];
+  const cuda::DispatchArgs& last = regions.back();
+  const Packing packing = packing_of(message, call.max_tokens, stream);
+  if (!message.is_routing) slot.packing = packing;
+  cuda::launch_pack_ids({.ids = last.tokens.ids,
+                         .topk_weights = last.tokens.topk_weights,
+                         .num_tokens = last.tokens.count,
+                         .max_tokens = static_cast<std::int32_t>(call.max_tokens),
+                         .num_topk = last.num_topk,
+                         .num_experts = last.ownership.num_experts,
+                         .mode = last.mode,
+                         .messages = messages_of(slot, packing),
+                         .to_ids = reinterpret_cast<std::int32_t*>(slot.sent + message.ids),
+                         .to_weights = last.layout.shape.sends_weights
+                                           ? reinterpret_cast<float*>(slot.sent + message.weights)
+                                           : nullptr,
+                         .to_mode = reinterpret_cast<std::uint32_t*>(slot.sent + message.mode)},
+                        stream);
+  {
+    const std::lock_guard lock(mutex_);
+    last_mode_ = last.mode;
+  }
+  CountWords& counts = counts_of(index);
+  if (packing.is_packed) number_own(slot, counts, last, message, stream);
+  if (!packing.is_exact) return nullptr;
+  std::atomic_ref(counts.have_arrived).store(0, std::memory_order_relaxed);
+  std::vector<LinkMessage> sent;
+  std::vector<LinkMessage> received;
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    std::byte* from = slot.sent + i * slot.message_stride + message.mode;
+    sent.push_back(
+        {rank_, map_.forwarder(rank_, others_[i]), from, static_cast<std::size_t>(kHeadBytes)});
+  }
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    std::byte* to = slot.forwards[i].message + message.mode;
+    received.push_back({forwarded_[i], forwarded_[i], to, static_cast<std::size_t>(kHeadBytes)});
+  }
+  cuda::EndStayArgs end = end_of_dispatch(slot, last, message);
+  end.counts = counts.received;
+  end.have_arrived = &counts.have_arrived;
+  exchange(index, kDispatch, end, sent, received, site, stream);
+  return &counts.have_arrived;
+}
+
+void PushHosts::add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
+                               const DispatchMessage& form, const Packing& packing,
+                               std::uint32_t num_rows) {
+  const std::byte* const first = message.data;
+  const auto add = [&](std::size_t offset, std::size_t num_bytes) {
+    message.data = const_cast<std::byte*>(first) + offset;
+    message.num_bytes = num_bytes;
+    to.push_back(message);
+  };
+  if (!packing.is_exact) return add(0, form.num_bytes);
+  add(form.ids, form.regions[0].rows - form.ids);
+  for (const CrossingRows& rows : form.regions) {
+    add(rows.rows, num_rows * static_cast<std::size_t>(rows.stride));
+    if (rows.has_scales()) add(rows.scales, num_rows * rows.scale_bytes);
+  }
+}
+
+std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
+                                                 const std::vector<cuda::DispatchArgs>& regions,
+                                                 const DispatchMessage& message,
+                                                 const PushDispatch& call, const WaitSite& site,
+                                                 cudaStream_t stream) {
+  const Slot& slot = slots_[index];
+  const CountWords& counts = counts_of(index);
+  const Packing packing = message.is_routing ? Packing{} : slot.packing;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    const CrossingRows& rows = message.regions[i];
+    cuda::launch_pack_rows(regions[i],
+                           {.messages = messages_of(slot, packing),
+                            .rows = slot.sent + rows.rows,
+                            .stride = rows.stride,
+                            .scales = rows.has_scales() ? slot.sent + rows.scales : nullptr,
+                            .numbers = packing.is_packed ? slot.numbers : nullptr,
+                            .numbers_stride = static_cast<std::int64_t>(tokens_per_rank())},
+                           stream);
+  }
+  std::vector<LinkMessage> sent;
+  std::vector<LinkMessage> received;
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    std::byte* from = slot.sent + (packing.is_packed ? i * slot.message_stride : 0);
+    add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, message, packing,
+                   counts.sent[i]);
+  }
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, message,
+                   packing, counts.received[i]);
+  }
+  const cuda::DispatchArgs& last = regions.back();
+  exchange(index, kDispatch, end_of_dispatch(slot, last, message), sent, received, site, stream);
+  if (packing.is_packed) number_forwarded(slot, last, message, call.max_tokens, stream);
+  std::vector<cuda::DispatchArgs> forwarded;
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    for (std::size_t r = 0; r < regions.size(); ++r) {
+      forwarded.push_back(
+          forwarded_args(slot.forwards[i], forwarded_[i], regions[r], message, r, call.max_tokens));
+      if (packing.is_packed) forwarded.back().tokens.numbers = slot.forwards[i].numbers;
+    }
+  }
+  return forwarded;
+}
+
+// The region `own` of another rank: with its number and tokens, and with lists of its own.
+cuda::DispatchArgs PushHosts::forwarded_args(const Forward& forward, int source,
+                                             const cuda::DispatchArgs& own,
+                                             const DispatchMessage& message, std::size_t region,
+                                             std::int64_t max_tokens) const {
+  const CrossingRows& rows = message.regions[region];
+  cuda::DispatchArgs args = own;
+  args.rank = source;
+  args.state = forward.state;
+  args.state.counter = own.state.counter;
+  if (args.scheme.is_simulated()) args.scheme = schemes::kNone;
+  args.tokens = {.data = forward.message + rows.rows,
+                 .stride = rows.stride,
+                 .count = static_cast<std::int32_t>(max_tokens),
+                 .dtype = args.scheme.dtype,
+                 .tensor_scale = own.tokens.tensor_scale,
+                 .ids = {forward.message + message.ids, false},
+                 .are_aligned = true};
+  if (rows.has_scales()) {
+    args.tokens.scales = forward.message + rows.scales;
+    args.tokens.scale_stride[0] = own.scales.block.num_scales;
+    args.tokens.scale_stride[1] = 1;
+  }
+  if (own.layout.shape.sends_weights) {
+    args.tokens.topk_weights = reinterpret_cast<const float*>(forward.message + message.weights);
+  }
+  args.sends_to = ranks_of(own_host());
+  args.returned_by = args.sends_to;
+  args.reports_ids = false;
+  return args;
+}
+
+}  // namespace switchyard
