@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 SOURCES = $(shell find include src cli tests examples bench python -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 help:
-	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks'
+	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks, also on GPUs where nvcc and GPUs are'
 	@echo 'make install  build and install command and library; PREFIX=/usr/local'
 	@echo 'make deb      build the Debian package, into build/package; CMAKE_ARGS=-DSWITCHYARD_WITH_CUDA=ON: with the CUDA module'
 	@echo 'make wheel    build the Python wheel with the CUDA module, into build/wheels; CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=90-real: for one GPU'
@@ -21,13 +21,19 @@ release:
 	@scripts/install-deps all
 	cmake --preset release -DSWITCHYARD_BUILD_TESTS=ON -DSWITCHYARD_BUILD_EXAMPLES=ON
 
+# With nvcc and GPUs the module for them is built too, also in a build folder that was configured without it.
 demo:
 	@scripts/install-deps run
-	@test -f build/CMakeCache.txt || \
-	  cmake --preset release -DSWITCHYARD_BUILD_TESTS=OFF -DSWITCHYARD_BUILD_EXAMPLES=OFF
-	cmake --build build --parallel $(JOBS) --target switchyard_cli
-	@echo
-	build/bin/switchyard run --model data/tiny-moe --ranks 4
+	@set -e; cuda=$$(scripts/cuda-options); \
+	module=; demo=; \
+	test -f build/CMakeCache.txt || demo='-DSWITCHYARD_BUILD_TESTS=OFF -DSWITCHYARD_BUILD_EXAMPLES=OFF'; \
+	test -z "$$cuda" || grep -qs '^SWITCHYARD_WITH_CUDA:BOOL=ON' build/CMakeCache.txt || demo="$$demo $$cuda"; \
+	test -z "$$demo" || cmake --preset release $$demo; \
+	test -z "$$cuda" || grep -qs '^SWITCHYARD_CUDA_STATIC:BOOL=ON' build/CMakeCache.txt || module=switchyard_cuda; \
+	cmake --build build --parallel $(JOBS) --target switchyard_cli $$module; \
+	echo; \
+	build/bin/switchyard run --model data/tiny-moe --ranks 4; \
+	test -z "$$cuda" || { echo; build/bin/switchyard run --model data/tiny-moe --ranks 4 --device cuda; }
 	@echo
 	@echo 'go on with:'
 	@echo '  build/bin/switchyard run --model data/tiny-moe --ranks 8 --scheme fp8_block --split uneven'
