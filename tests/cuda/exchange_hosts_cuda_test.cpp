@@ -2,6 +2,7 @@
 //
 // The exchange between GPUs of several hosts returns the bits of the exchange between CPUs.
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -336,9 +337,11 @@ TEST_F(HostsTest, MoreThanAMessageHasRoomForIsAnError) {
   }
 }
 
-// Replays give what calls give, whatever the tokens are at that time.
+// Replays give what calls give, whatever the tokens are at that time. SWITCHYARD_TEST_REPLAYS asks
+// for more of them.
 TEST_F(HostsTest, GraphsReplay) {
-  constexpr int kReplays = 200;
+  const char* const asked = std::getenv("SWITCHYARD_TEST_REPLAYS");
+  const int num_replays = asked == nullptr ? 200 : std::atoi(asked);
   constexpr int kInputs = 3;
   const auto options_of = [](Layout layout) {
     if (layout != Layout::kCompact) return ExchangeOptions();
@@ -367,7 +370,7 @@ TEST_F(HostsTest, GraphsReplay) {
       ASSERT_NE(want[0], want[1]);
       group.barrier();
       rank.capture(group);
-      for (int i = 0; i < kReplays; ++i) {
+      for (int i = 0; i < num_replays; ++i) {
         set_tokens(i % kInputs);
         rank.replay();
         rank.finish();
