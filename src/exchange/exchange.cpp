@@ -5,6 +5,7 @@
 
 #include "switchyard/exchange.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string_view>
@@ -12,10 +13,12 @@
 
 #include "core/fail.h"
 #include "core/live.h"
+#include "core/log.h"
 #include "core/require_device.h"
 #include "device/cuda_module.h"
 #include "exchange/agree.h"
 #include "exchange/backend.h"
+#include "exchange/exchange_shape.h"
 #include "exchange/hosts/hosts_exchange.h"
 #include "exchange/messages/messages_exchange.h"
 #include "exchange/pull/pull_exchange.h"
@@ -53,6 +56,27 @@ std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const Exchange
   }
   (void)engine.windows("exchange");  // without them nothing else is worth an error
   return std::make_unique<PullExchange>(group, config, options);
+}
+
+// A block of each expert has room for every token; with many of them, nearly all of it stays empty.
+void warn_of_blocks(const Group& group, const ExchangeConfig& config) {
+  constexpr std::int64_t kManyTokens = 1024;
+  if (group.rank() != 0 || config.layout != Layout::kBatched) return;
+  if (config.max_tokens_per_rank < kManyTokens) return;
+  const ExchangeShape shape = make_exchange_shape(config, group.size(), 0);
+  const int rank = shape.ownership.largest_rank();
+  const std::int64_t num_experts = shape.ownership.max_count();
+  const std::int64_t capacity = shape.receive.capacity;
+  const std::int64_t num_rows = num_experts * capacity;
+  const std::int64_t max_arriving = group.size() * config.max_tokens_per_rank *
+                                    std::min<std::int64_t>(config.num_topk, num_experts);
+  if (num_rows <= max_arriving) return;
+  const std::size_t bytes = exchange_memory(config, group.size(), rank).receive_bytes;
+  log(LogLevel::kWarn, "exchange",
+      "layout batched with {} tokens per rank takes {} bytes of buffers on rank {}, for {} experts "
+      "of {} rows, but {} of these {} rows can arrive at most; layout expanded, or a smaller "
+      "capacity, takes less",
+      config.max_tokens_per_rank, bytes, rank, num_experts, capacity, max_arriving, num_rows);
 }
 
 ExchangeBackend& live(const std::unique_ptr<ExchangeBackend>& backend) {
@@ -112,7 +136,9 @@ CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
 }  // namespace
 
 Exchange::Exchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
-    : backend_(make_backend(group, config, options)) {}
+    : backend_(make_backend(group, config, options)) {
+  warn_of_blocks(group, config);
+}
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
 Exchange::~Exchange() = default;

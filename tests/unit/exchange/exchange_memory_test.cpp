@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
+#include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include "switchyard/exchange.h"
+#include "switchyard/log.h"
+
+#include "support/ranks.h"
 
 namespace switchyard {
 namespace {
@@ -125,6 +131,43 @@ TEST(ExchangeMemoryTest, FewerExpertsThanRanksLeaveSomeRanksWithoutRows) {
   config.max_tokens_per_rank = 4;
   EXPECT_GT(exchange_memory(config, 5, 1).receive_bytes, 0u);
   EXPECT_EQ(exchange_memory(config, 5, 4).receive_bytes, 0u);
+}
+
+// What rank 0 of two warns of when an exchange is made.
+std::vector<std::string> warnings_of(const ExchangeConfig& config) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_callback([&](LogLevel level, int rank, std::string_view, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::kWarn) lines.push_back(std::to_string(rank) + " " + std::string(text));
+  });
+  test::run_ranks(2, [&](const Group& group) { Exchange(group, config); });
+  set_log_callback({});
+  return lines;
+}
+
+TEST(ExchangeMemoryTest, BlocksForManyTokensAreWarnedOfOnce) {
+  ExchangeConfig config;
+  config.num_experts = 16;
+  config.num_topk = 2;
+  config.hidden = 8;
+  config.max_tokens_per_rank = 1024;
+  config.layout = Layout::kBatched;
+  const std::string bytes = std::to_string(exchange_memory(config, 2, 0).receive_bytes);
+  EXPECT_THAT(warnings_of(config),
+              ::testing::ElementsAre("0 layout batched with 1024 tokens per rank takes " + bytes +
+                                     " bytes of buffers on rank 0, for 8 experts of 2048 rows, but "
+                                     "4096 of these 16384 rows can arrive at most; layout "
+                                     "expanded, or a smaller capacity, takes less"));
+  const auto expect_silent = [&](auto&& change) {
+    ExchangeConfig other = config;
+    change(other);
+    EXPECT_THAT(warnings_of(other), ::testing::IsEmpty());
+  };
+  expect_silent([](ExchangeConfig& c) { c.max_tokens_per_rank = 1023; });
+  expect_silent([](ExchangeConfig& c) { c.layout = Layout::kExpanded; });
+  expect_silent([](ExchangeConfig& c) { c.capacity = 512; });   // 4096 rows
+  expect_silent([](ExchangeConfig& c) { c.num_experts = 4; });  // each rank has as many as K
 }
 
 }  // namespace
