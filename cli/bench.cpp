@@ -124,6 +124,13 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                              "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token",
                              "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
+  verb->add_option("--returned", options.returned, "quantization of rows on the way back")
+      ->check(
+          CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                         "fp8_token", "int8_token", "int8_block", "mxfp4", "mxfp8"}))
+      ->capture_default_str();
+  verb->add_flag("--codes", options.codes,
+                 "tokens are given quantized already, with their scales, instead of as bf16");
   verb->add_option("--reduce", options.reduce, "where weighted sums happen")
       ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}))
       ->capture_default_str();
@@ -196,6 +203,8 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.operation = *measure::operation_from_name(options.op);
   shape.layout = *layout_from_name(options.layout);
   shape.scheme = *scheme_from_name(options.scheme);
+  shape.returned = *scheme_from_name(options.returned);
+  shape.gives_codes = options.codes;
   shape.reduce = *reduce_from_name(options.reduce);
   shape.experts = options.experts;
   shape.num_micro_batches = options.micro_batches;

@@ -24,6 +24,8 @@ struct BenchOptions {
   std::string op = "pair";
   std::string layout = "expanded";
   std::string scheme = "fp8_block";
+  std::string returned = "none";  ///< scheme of rows on the way back
+  bool codes = false;             ///< tokens are quantized before they are dispatched
   std::string reduce = "per_rank";
   std::string experts = "exact";  ///< of --op layer
   int micro_batches = 1;          ///< of --op layer

@@ -151,6 +151,8 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
   return {{"op", options.op},
           {"layout", options.layout},
           {"scheme", options.scheme},
+          {"returned", options.returned},
+          {"codes", options.codes},
           {"reduce", options.reduce},
           {"experts", options.experts},
           {"micro_batches", options.micro_batches},
@@ -190,6 +192,13 @@ std::string floor_text(const measure::FloorModel& floor) {
   return text;
 }
 
+std::string formats_text(const BenchOptions& options) {
+  std::string text = options.scheme == "none" ? "bf16" : options.scheme;
+  if (options.codes) text += " given as codes";
+  if (options.returned != "none") text += fmt::format(", {} returned", options.returned);
+  return text;
+}
+
 std::string header_text(const BenchReport& report) {
   const BenchOptions& options = report.options;
   std::string text = fmt::format("switchyard {} on {}\n", version(),
@@ -203,8 +212,7 @@ std::string header_text(const BenchReport& report) {
   text += fmt::format("exchange {}{} on {} ranks{}, {}, {}, {}\n",
                       options.device == "cuda" ? "cuda/" : "", report.engine, report.num_ranks,
                       report.has_several_hosts ? fmt::format(" of {} hosts", report.num_hosts) : "",
-                      options.layout, options.scheme == "none" ? "bf16" : options.scheme,
-                      options.reduce);
+                      options.layout, formats_text(options), options.reduce);
   text += fmt::format("timing   {}\n", operation_text(options));
   for (const BudgetFloor& floor : report.floors) {
     text += fmt::format("floor    {}{}\n",

@@ -70,6 +70,9 @@ struct BenchReport {
 /// The constants of a floor on one line, the fastest way over the wire first.
 std::string floor_text(const measure::FloorModel& floor);
 
+/// What travels, such as "fp8_block given as codes, fp8_block returned".
+std::string formats_text(const BenchOptions& options);
+
 /// Returns everything known before the first row; ends with the table's header.
 std::string header_text(const BenchReport& report);
 std::string row_text(const BenchReport& report, const BenchRow& row);

@@ -68,6 +68,15 @@ int hosts_of(const JsonObject& object, const std::string& path) {
   return JsonObject(object.value("settings"), path, "plan").integer("hosts", 2, kMax);
 }
 
+void require_known_rows(const JsonObject& object, const std::string& path) {
+  const JsonObject settings(object.value("settings"), path, "plan");
+  const std::string returned = settings.text_or("returned", "none");
+  require(returned == "none" && !settings.boolean_or("codes", false), Errc::kNotSupported,
+          "plan: {}: rows that return as {} and tokens given as codes are not predicted, must be "
+          "of a run without --returned and --codes",
+          path, returned);
+}
+
 // Of the backends of CPUs, `messages` is not predicted: engine mpi has it where no ranks share a
 // host, and where all do.
 void require_predictable(const JsonObject& object, const std::string& path, int num_ranks,
@@ -122,6 +131,7 @@ MeasuredFile read_measured(const std::string& path) {
   file.is_layer = common.operation == Operation::kLayer;
   file.num_hosts = hosts_of(object, path);
   common.num_hosts = file.num_hosts;
+  require_known_rows(object, path);
   if (!file.is_gpu) require_predictable(object, path, common.num_ranks, file.num_hosts);
   for (const json& one : object.value("rows")) {
     const JsonObject from(one, path, "plan");

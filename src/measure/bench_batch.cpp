@@ -3,9 +3,12 @@
 #include "measure/bench_batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/bytes.h"
 #include "core/random.h"
+#include "quant/rows.h"
+#include "quant/scheme.h"
 
 namespace switchyard::measure {
 namespace {
@@ -56,7 +59,24 @@ BenchBatch::BenchBatch(const BenchShape& shape, int rank)
   for (std::int64_t row = 0; row < all_tokens_.shape(0); ++row) {
     values.copy_row(row, all_tokens_.as<std::uint16_t>() + row * shape.workload.hidden);
   }
+  if (shape.gives_codes) quantize_tokens();
   make(0);
+}
+
+void BenchBatch::quantize_tokens() {
+  const QuantScheme& scheme = shape_.scheme;
+  const std::int64_t hidden = shape_.workload.hidden;
+  const std::int64_t num_rows = all_tokens_.shape(0);
+  const auto width = static_cast<std::int64_t>(row_bytes(scheme, hidden));
+  const auto scale_width = static_cast<std::int64_t>(scale_row_bytes(scheme, hidden));
+  Tensor codes(DType::kU8, {num_rows, width});
+  all_scales_ = Tensor(DType::kU8, {num_rows, scale_width});
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    quantize_row(scheme, all_tokens_.as<std::uint16_t>() + row * hidden, DType::kBF16, hidden,
+                 codes.as<std::byte>() + row * width,
+                 all_scales_.as<std::byte>() + row * scale_width, tensor_scale_);
+  }
+  all_tokens_ = std::move(codes);
 }
 
 void BenchBatch::make(std::int64_t iteration) {
@@ -66,9 +86,11 @@ void BenchBatch::make(std::int64_t iteration) {
 }
 
 TensorView BenchBatch::tokens() const {
-  const std::int64_t hidden = shape_.workload.hidden;
-  return TensorView(all_tokens_.as<std::uint16_t>() + first_row_ * hidden, DType::kBF16,
-                    {shape_.num_tokens, hidden});
+  const auto rows = static_cast<std::size_t>(all_tokens_.shape(0));
+  const std::size_t width = all_tokens_.view().num_bytes() / rows;
+  return TensorView(all_tokens_.as<std::byte>() + static_cast<std::size_t>(first_row_) * width,
+                    shape_.gives_codes ? shape_.scheme.dtype : DType::kBF16,
+                    {shape_.num_tokens, shape_.workload.hidden});
 }
 
 TensorView BenchBatch::topk_ids() const {
@@ -83,6 +105,14 @@ TensorView BenchBatch::topk_weights() const {
 DispatchOptions BenchBatch::dispatch_options() const {
   DispatchOptions options;
   if (wants_tensor_scale(shape_.scheme)) options.tensor_scale = TensorView::of(&tensor_scale_, {1});
+  if (shape_.gives_codes && has_row_scales(shape_.scheme)) {
+    const auto rows = static_cast<std::size_t>(all_scales_.shape(0));
+    const std::size_t width = all_scales_.view().num_bytes() / rows;
+    options.scales =
+        TensorView(all_scales_.as<std::byte>() + static_cast<std::size_t>(first_row_) * width,
+                   scale_dtype(shape_.scheme),
+                   {shape_.num_tokens, num_scales(shape_.scheme, shape_.workload.hidden)});
+  }
   return options;
 }
 

@@ -40,15 +40,18 @@ class BenchBatch {
   /// Moves to another iteration: new ids and weights, other rows.
   void make(std::int64_t iteration);
 
-  TensorView tokens() const;                 ///< [T, H] bf16
+  TensorView tokens() const;                 ///< [T, H] bf16, or the scheme's codes
   TensorView topk_ids() const;               ///< [T, K] i32
   TensorView topk_weights() const;           ///< [T, K] f32
-  DispatchOptions dispatch_options() const;  ///< with the per-tensor scale if dispatch needs one
+  DispatchOptions dispatch_options() const;  ///< with the scales that dispatch needs
 
  private:
+  void quantize_tokens();
+
   BenchShape shape_;
   int rank_;
   Tensor all_tokens_;
+  Tensor all_scales_;  ///< of codes with scales in each row
   std::int64_t first_row_ = 0;
   float tensor_scale_;
   std::vector<std::int32_t> ids_;

@@ -209,15 +209,43 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
   return tensor;
 }
 
-// per_expert: one chain over all choices. per_rank: one partial sum per rank, rounded to bf16; they
-// are added in ascending order of each rank's highest choice. per_host: for each host in ascending
-// order of ranks, rounded to bf16 once more; then hosts ascending.
+// What comes home of a returned row.
+void BenchOracle::pass_wire(std::span<float> row) const {
+  const QuantScheme& wire = shape_.returned;
+  if (!wire.is_quantized()) {
+    for (float& x : row) x = round_bf16(x);
+    return;
+  }
+  const auto hidden = static_cast<std::int64_t>(row.size());
+  std::vector<std::byte> codes(row_bytes(wire, hidden));
+  std::vector<std::byte> scales(scale_row_bytes(wire, hidden));
+  quantize_row(wire, row.data(), DType::kF32, hidden, codes.data(), scales.data());
+  dequantize_row(wire, codes.data(), scales.data(), DType::kBF16, hidden, row.data());
+}
+
+// per_expert: each choice's row returns by itself.
+void BenchOracle::add_choices(const Rows& rows, std::int64_t token, std::span<float> sum) const {
+  std::vector<float> result(sum.size());
+  const std::int32_t* ids = ids_of(rank_, token);
+  const auto weights = batch_.ranks[static_cast<std::size_t>(rank_)].topk_weights.row(token);
+  for (std::size_t k = 0; k < weights.size(); ++k) {
+    if (ids[k] < 0) continue;
+    experts_(ids[k], rows.values(), result);
+    pass_wire(result);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = std::fma(weights[k], result[h], sum[h]);
+  }
+}
+
+// per_expert: one chain over all choices. per_rank: one partial sum per rank, as the wire rounds
+// it, in token-major layouts from bf16; they are added in ascending order of each rank's highest
+// choice. per_host: for each host in ascending order of ranks, rounded once more; then hosts
+// ascending.
 void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
                                   std::span<float> sum) const {
   std::fill(sum.begin(), sum.end(), 0.0f);
   const std::int32_t num_experts = shape_.workload.num_experts;
   if (shape_.reduce == Reduce::kPerExpert) {
-    add_partial(rows, rank_, token, 0, num_experts, sum);
+    add_choices(rows, token, sum);
     return;
   }
   const std::int32_t* ids = ids_of(rank_, token);
@@ -246,11 +274,16 @@ void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
     const std::int32_t count = reference::num_local_experts(num_experts, shape_.num_ranks, owner);
     std::fill(partial.begin(), partial.end(), 0.0f);
     add_partial(rows, rank_, token, first, first + count, partial);
+    if (!is_expert_major(shape_.layout)) {
+      for (float& x : partial) x = round_bf16(x);
+    }
+    pass_wire(partial);
     std::span<float> to = is_per_host ? std::span<float>(of_host) : sum;
-    for (std::size_t h = 0; h < sum.size(); ++h) to[h] += round_bf16(partial[h]);
+    for (std::size_t h = 0; h < sum.size(); ++h) to[h] += partial[h];
     const bool is_last = i + 1 == owners.size() || host_of(owners[i + 1]) != host_of(owner);
     if (!is_per_host || !is_last) continue;
-    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += round_bf16(of_host[h]);
+    pass_wire(of_host);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += of_host[h];
     std::fill(of_host.begin(), of_host.end(), 0.0f);
   }
 }

@@ -52,6 +52,8 @@ class BenchOracle {
   void add_partial(const Rows& rows, int source, std::int64_t token, std::int32_t first,
                    std::int32_t last, std::span<float> sum) const;
   void expected_output(const Rows& rows, std::int64_t token, std::span<float> sum) const;
+  void add_choices(const Rows& rows, std::int64_t token, std::span<float> sum) const;
+  void pass_wire(std::span<float> row) const;
   const std::int32_t* ids_of(int source, std::int64_t token) const;
 
   BenchShape shape_;

@@ -5,11 +5,14 @@
 #include <array>
 
 #include "core/fail.h"
+#include "quant/scheme.h"
 
 namespace switchyard::measure {
 namespace {
 
 constexpr std::array<const char*, 4> kOperations{"dispatch", "combine", "pair", "layer"};
+
+bool is_exchange(Operation operation) { return operation != Operation::kLayer; }
 
 }  // namespace
 
@@ -32,6 +35,7 @@ ExchangeConfig BenchShape::exchange_config() const {
   config.max_tokens_per_rank = max_tokens_per_rank();
   config.layout = layout;
   config.scheme = scheme;
+  config.combine_scheme = returned;
   config.reduce = reduce;
   return config;
 }
@@ -66,6 +70,20 @@ void check_shape(const BenchShape& shape) {
   require(!shape.scheme.is_simulated(), Errc::kNotSupported,
           "bench: scheme {} is a simulation, it saves no bytes; want another",
           name_of(shape.scheme));
+  require(!shape.returned.is_quantized() || has_row_scales(shape.returned), Errc::kNotSupported,
+          "bench: --returned {}, must be none or a scheme with scales in each row",
+          name_of(shape.returned));
+  require(!shape.gives_codes || (shape.scheme.is_quantized() && is_exchange(shape.operation)),
+          Errc::kInvalidArgument,
+          "bench: --codes with --scheme {} and --op {}, must be a quantized scheme and dispatch, "
+          "combine or pair",
+          name_of(shape.scheme), name_of(shape.operation));
+  require(
+      !shape.returned.is_quantized() || is_exchange(shape.operation) || shape.experts == "exact",
+      Errc::kInvalidArgument,
+      "bench: --returned {} with --experts {}, must be exact: the check of others would take "
+      "the steps of codes for errors",
+      name_of(shape.returned), shape.experts);
   require(shape.reduce != Reduce::kPerExpert || is_expert_major(shape.layout),
           Errc::kInvalidArgument,
           "bench: --reduce per_expert with --layout {}, must be batched or expanded; the others "

@@ -58,7 +58,12 @@ Dispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
   if (tensor_scale_ != nullptr) {
     options.tensor_scale = view(tensor_scale_, DType::kF32, {1});
   }
-  return exchange_.dispatch(view(input.tokens, DType::kBF16, {num_tokens, shape_.workload.hidden}),
+  if (input.scales != nullptr) {
+    options.scales = view(input.scales, scale_dtype(shape_.scheme),
+                          {num_tokens, num_scales(shape_.scheme, shape_.workload.hidden)});
+  }
+  const DType dtype = shape_.gives_codes ? shape_.scheme.dtype : DType::kBF16;
+  return exchange_.dispatch(view(input.tokens, dtype, {num_tokens, shape_.workload.hidden}),
                             view(input.topk_ids, DType::kI32, {num_tokens, num_topk}),
                             view(input.topk_weights, DType::kF32, {num_tokens, num_topk}), stream,
                             options);

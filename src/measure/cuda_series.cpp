@@ -20,8 +20,10 @@ DeviceMemory copy_of(const TensorView& host, DeviceQueue& queue) {
 
 DeviceInput upload(BenchBatch& batch, std::int64_t iteration, DeviceQueue& queue) {
   batch.make(iteration);
-  return {copy_of(batch.tokens(), queue), copy_of(batch.topk_ids(), queue),
-          copy_of(batch.topk_weights(), queue)};
+  const TensorView scales = batch.dispatch_options().scales;
+  return {copy_of(batch.tokens(), queue),
+          scales.has_value() ? copy_of(scales, queue) : DeviceMemory(),
+          copy_of(batch.topk_ids(), queue), copy_of(batch.topk_weights(), queue)};
 }
 
 ExchangeOptions exchange_options(DeviceMeter& meter, const BenchShape& shape) {

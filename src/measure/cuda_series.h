@@ -19,6 +19,7 @@ inline constexpr std::size_t kNumInputs = 8;  ///< calls rotate through these
 /// One rank's batch in device memory.
 struct DeviceInput {
   DeviceMemory tokens;
+  DeviceMemory scales;  ///< of codes; null: tokens are bf16 or have none of their own
   DeviceMemory topk_ids;
   DeviceMemory topk_weights;
 };

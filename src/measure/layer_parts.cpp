@@ -102,6 +102,7 @@ PrepareFinalizeConfig layer_config(const BenchShape& shape) {
   config.hidden = shape.workload.hidden;
   config.max_tokens_per_rank = shape.max_tokens_per_rank();
   config.scheme = shape.scheme;
+  config.combine_scheme = shape.returned;
   config.reduce = shape.reduce;
   if (shape.num_micro_batches > 1) config.num_micro_batches = shape.num_micro_batches;
   if (wants_tensor_scale(shape.scheme)) config.static_scale = tensor_scale_of(shape.scheme);

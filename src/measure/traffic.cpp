@@ -22,6 +22,13 @@ std::size_t index(int row, int columns, int column) {
          static_cast<std::size_t>(column);
 }
 
+// A row with its scales.
+std::int64_t stored_bytes(const QuantScheme& scheme, std::int64_t hidden) {
+  return static_cast<std::int64_t>(
+      row_bytes(scheme, hidden) +
+      (num_scales(scheme, hidden) == 0 ? 0 : scale_row_bytes(scheme, hidden)));
+}
+
 // Counts how many choices of one token each rank holds.
 class TokenRanks {
  public:
@@ -49,11 +56,11 @@ class TokenRanks {
 Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::int32_t>>& ids) {
   const int num_ranks = shape.num_ranks;
   const std::int64_t hidden = shape.workload.hidden;
-  const auto row = static_cast<std::int64_t>(
-      row_bytes(shape.scheme, hidden) +
-      (num_scales(shape.scheme, hidden) == 0 ? 0 : scale_row_bytes(shape.scheme, hidden)));
+  const std::int64_t row = stored_bytes(shape.scheme, hidden);
   const std::int64_t wire_row = row + kRoutingBytes * shape.workload.num_topk;
-  const std::int64_t back_row = 2 * hidden;
+  const std::int64_t token_row = shape.gives_codes ? row : 2 * hidden;
+  const std::int64_t back_row = stored_bytes(shape.returned, hidden);
+  const std::int64_t result_row = 2 * hidden;
   Traffic traffic;
   traffic.num_ranks = num_ranks;
   for (Flow* flow : {&traffic.dispatch, &traffic.combine}) {
@@ -78,7 +85,7 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
         is_routed = true;
         traffic.dispatch.written[there] += rows * row;
         traffic.dispatch.kept[there] += rows * row;
-        traffic.combine.read[there] += rows * back_row;
+        traffic.combine.read[there] += rows * result_row;
         if (to == from) continue;
         leaves = true;
         traffic.dispatch.read[there] += row;
@@ -88,10 +95,10 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
         traffic.combine.written[there] += returned * back_row;
         traffic.combine.read[home] += returned * back_row;
       }
-      if (is_routed) traffic.dispatch.read[home] += 2 * hidden;
+      if (is_routed) traffic.dispatch.read[home] += token_row;
       if (leaves) traffic.dispatch.written[home] += row;
-      traffic.combine.written[home] += back_row;
-      traffic.combine.kept[home] += back_row;
+      traffic.combine.written[home] += result_row;
+      traffic.combine.kept[home] += result_row;
     }
   }
   return traffic;

@@ -56,6 +56,8 @@ TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
   EXPECT_EQ(json["workload"]["topk"], 4);
   EXPECT_EQ(json["settings"]["op"], "pair");
   EXPECT_EQ(json["settings"]["runs"], 30);
+  EXPECT_EQ(json["settings"]["returned"], "none");
+  EXPECT_EQ(json["settings"]["codes"], false);
   ASSERT_EQ(json["floors"].size(), 1u);
   EXPECT_EQ(json["floors"][0]["bytes"], "copied");
   EXPECT_GT(json["floors"][0]["start_us"], 0);
@@ -91,6 +93,8 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--op", "pair", "--layout", "by_rank", "--ranks", "3", "--scheme", "int8_token"},
       {"--op", "pair", "--layout", "batched", "--max-tokens", "50"},
       {"--op", "combine", "--layout", "by_rank", "--max-tokens", "50", "--engine", "local"},
+      {"--codes", "--returned", "fp8_block", "--scheme", "fp8_ue8m0_deepep"},
+      {"--op", "layer", "--returned", "int8_block", "--layout", "compact"},
   };
   for (const Arguments& arguments : cases) {
     const nlohmann::json json = bench_json(arguments);
@@ -210,6 +214,11 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--op", "layer", "--experts", "cublas"}, "must be --device cuda");
   expect_usage_error({"--op", "layer", "--device", "cuda", "--experts", "cublas"},
                      "must be --layout batched");
+  expect_usage_error({"--returned", "nvfp4"}, "--returned");
+  expect_usage_error({"--codes", "--scheme", "none"}, "--codes with --scheme none");
+  expect_usage_error({"--codes", "--op", "layer"}, "must be a quantized scheme and dispatch");
+  expect_usage_error({"--op", "layer", "--experts", "onednn", "--returned", "fp8_block"},
+                     "--returned fp8_block with --experts onednn, must be exact");
   expect_usage_error({"--layers", "2", "--op", "combine"}, "--layers is 2 with --op combine");
   expect_usage_error({"--tokens", "8", "--max-tokens", "7"}, "--max-tokens is 7, must be at least");
   expect_usage_error({"--reduce", "per_expert", "--layout", "compact"},
@@ -256,6 +265,8 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "layer", "--graph", "--micro-batches", "2"},
       {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},
       {"--op", "pair", "--layout", "batched", "--graph", "--max-tokens", "300"},
+      {"--codes", "--returned", "fp8_block", "--graph"},
+      {"--codes", "--scheme", "int8_token", "--returned", "mxfp8", "--layout", "compact"},
   };
   for (Arguments arguments : cases) {
     arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-"});

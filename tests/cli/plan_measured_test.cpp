@@ -21,6 +21,18 @@ TEST(PlanMeasuredTest, WhatIsNotABenchFileIsRefused) {
                  "was measured on GPUs, but constants cpu are of CPUs");
 }
 
+TEST(PlanMeasuredTest, CodesAndQuantizedReturnsAreNotPredicted) {
+  const TempFolder folder;
+  nlohmann::json file = nlohmann::json::parse(
+      text_of(SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json"));
+  file["settings"]["returned"] = "fp8_block";
+  const char* phrase = "must be of a run without --returned and --codes";
+  expect_refused({"--measured", folder.write("returned.json", file.dump())}, phrase);
+  file["settings"]["returned"] = "none";
+  file["settings"]["codes"] = true;
+  expect_refused({"--measured", folder.write("codes.json", file.dump())}, phrase);
+}
+
 TEST(PlanMeasuredTest, MeasuredFilesSayAllButConstants) {
   const std::string file =
       SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json";

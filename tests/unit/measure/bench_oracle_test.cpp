@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "quant/rows.h"
 #include "support/ranks.h"
 
 namespace switchyard::measure {
@@ -66,6 +67,13 @@ std::int64_t wrong_received(const BenchOracle& oracle, const Seen& seen) {
   return oracle.count_wrong_received(seen.rows_view, seen.scales_view, seen.num_rows);
 }
 
+// What quantized returns lose is seen.
+void shape_without_returns_differs(BenchShape shape, int rank, const Seen& seen) {
+  shape.returned = schemes::kNone;
+  const BenchOracle other(shape, kIteration, rank);
+  EXPECT_GT(other.count_wrong_output(seen.output), 0) << name_of(shape.layout);
+}
+
 TEST(BenchOracleTest, AgreesWithTheExchangeInEveryLayoutAndScheme) {
   for (const Layout layout :
        {Layout::kBatched, Layout::kExpanded, Layout::kCompact, Layout::kByRank}) {
@@ -80,6 +88,30 @@ TEST(BenchOracleTest, AgreesWithTheExchangeInEveryLayoutAndScheme) {
           EXPECT_EQ(wrong_received(oracle, seen), 0) << name_of(layout) << " " << scheme;
           EXPECT_EQ(oracle.count_wrong_output(seen.output), 0) << name_of(layout) << " " << scheme;
         });
+      }
+    }
+  }
+}
+
+TEST(BenchOracleTest, AgreesWithTheExchangeOnCodesAndQuantizedReturns) {
+  const Reduce reduces[] = {Reduce::kPerRank, Reduce::kPerExpert, Reduce::kPerHost};
+  for (const char* scheme : {"fp8_block", "fp8_ue8m0_deepep", "nvfp4", "int8_tensor", "mxfp8"}) {
+    for (const Reduce reduce : reduces) {
+      for (const char* returned : {"fp8_block", "int8_token", "mxfp4"}) {
+        for (const Layout layout : {Layout::kBatched, Layout::kCompact}) {
+          if (reduce == Reduce::kPerExpert && !is_expert_major(layout)) continue;
+          BenchShape shape = shape_of(layout, reduce, scheme);
+          shape.gives_codes = true;
+          shape.returned = *scheme_from_name(returned);
+          test::run_ranks(3, [&](const Group& group) {
+            const BenchOracle oracle(shape, kIteration, group.rank());
+            Seen seen;
+            exchange_once(group, shape, oracle, seen);
+            EXPECT_EQ(wrong_received(oracle, seen), 0) << scheme << " " << returned;
+            EXPECT_EQ(oracle.count_wrong_output(seen.output), 0) << scheme << " " << returned;
+            shape_without_returns_differs(shape, group.rank(), seen);
+          });
+        }
       }
     }
   }
@@ -118,6 +150,27 @@ TEST(BenchOracleTest, AnotherIterationIsWrong) {
     EXPECT_GT(wrong_received(other, seen), 0);
     EXPECT_GT(other.count_wrong_output(seen.output), 5 * 144 / 2);
   });
+}
+
+TEST(BenchBatchTest, CodesAreTheSchemesOfTheSameTokens) {
+  BenchShape shape = shape_of(Layout::kExpanded, Reduce::kPerRank, "nvfp4");
+  shape.gives_codes = true;
+  BenchBatch batch(shape, 2);
+  batch.make(5);
+  const TokenValues values(144, 2);
+  std::vector<std::uint16_t> row(144);
+  std::vector<std::byte> codes(72);
+  std::vector<std::byte> scales(9);
+  const TensorView given = batch.dispatch_options().scales;
+  EXPECT_EQ(batch.tokens().dtype(), DType::kE2M1);
+  EXPECT_EQ(given.shape(1), 9);
+  for (std::int64_t t = 0; t < shape.num_tokens; ++t) {
+    values.copy_row(first_row_of(5) + t, row.data());
+    quantize_row(shape.scheme, row.data(), DType::kBF16, 144, codes.data(), scales.data(),
+                 tensor_scale_of(shape.scheme));
+    EXPECT_EQ(std::memcmp(batch.tokens().as<std::byte>() + t * 72, codes.data(), 72), 0);
+    EXPECT_EQ(std::memcmp(given.as<std::byte>() + t * 9, scales.data(), 9), 0);
+  }
 }
 
 TEST(BenchBatchTest, RowsMoveThroughALargerBuffer) {

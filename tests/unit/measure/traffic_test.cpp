@@ -41,6 +41,20 @@ TEST(TrafficTest, CountsByHand) {
   EXPECT_THAT(traffic_of(shape, ids).dispatch.written, ElementsAre(3 * 32, 3 * 32));
 }
 
+// Rows of 16 codes and one scale of 4 bytes, either way; results and sums are bf16.
+TEST(TrafficTest, CodesAndQuantizedReturnsCountByHand) {
+  BenchShape shape = small_shape();
+  shape.scheme = shape.returned = schemes::kInt8Token;
+  const std::vector<std::vector<std::int32_t>> ids{{2, 3, 0, 1}, {1, 2, -1, -1}};
+  EXPECT_THAT(traffic_of(shape, ids).dispatch.read, ElementsAre(2 * 32 + 20, 32 + 20));
+  shape.gives_codes = true;
+  const Traffic traffic = traffic_of(shape, ids);
+  EXPECT_THAT(traffic.dispatch.read, ElementsAre(3 * 20, 2 * 20));
+  EXPECT_THAT(traffic.combine.wire, ElementsAre(0, 20, 20, 0));
+  EXPECT_THAT(traffic.combine.read, ElementsAre(3 * 32 + 20, 3 * 32 + 20));
+  EXPECT_THAT(traffic.combine.written, ElementsAre(20 + 2 * 32, 20 + 2 * 32));
+}
+
 TEST(TrafficTest, BusiestAreTheLargestSums) {
   const Flow flow{{0, 1, 2, 3, 0, 4, 50, 6, 0}, {1, 2, 6}, {7, 9, 8}};
   EXPECT_EQ(busiest_egress(flow, 3), 56);
