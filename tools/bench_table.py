@@ -5,7 +5,8 @@
 usage: tools/bench_table.py RESULTS.json...
 
 Makes one table from all files, which come from `switchyard bench` (one row per number of tokens, columns per file), exchange_bench,
-quant_bench, cuda_quant and cuda_permute, or cuda_experts_bench. Pages name the files of a table in a comment before it, and
+quant_bench, cuda_quant and cuda_permute, or cuda_experts_bench. A last file of bench/peers gives each peer a column beside runs of
+`switchyard bench`, with the fastest of its modes. Pages name the files of a table in a comment before it, and
 tests/tools/docs_test.py compares the two."""
 import json
 import sys
@@ -120,6 +121,30 @@ def bench(results):
     return [head, rule, *lines.values()]
 
 
+def best_of_peer(rows, name, operation, tokens):
+    """Returns the cell of a peer: its fastest mode, and whether that was no CUDA graph; empty without one."""
+    times = [(row["us"], row["mode"]) for row in rows if (row["name"], row["op"], row["tokens"]) == (name, operation, tokens)]
+    if not times:
+        return ""
+    us, mode = min(times)
+    return f"{us:.1f}" + ("" if mode.startswith("CUDA graph") else " (events)")
+
+
+def beside_peers(results, peers):
+    """One row per number of tokens of either, one column per file of ours, then one per peer."""
+    operation = results[0]["settings"]["op"]
+    ours = [{row["tokens"]: f"{row['p50_us']:.1f}" for row in result["rows"] if "p50_us" in row} for result in results]
+    rows = [row for row in peers["rows"] if row["op"] == operation]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    sizes = sorted({row["tokens"] for row in rows}.union(*ours))
+    head = ["tokens a rank", *(title_of(result) for result in results), *names]
+    lines = [f"| {' | '.join(head)} |", "|" + "---:|" * len(head)]
+    for size in sizes:
+        cells = [one.get(size, "") for one in ours] + [best_of_peer(rows, name, operation, size) for name in names]
+        lines.append(f"| {size} |" + "".join(f" {cell} |" if cell else " |" for cell in cells))
+    return lines
+
+
 def percents(shares):
     """Lists up to three shares; for more, gives their range."""
     if len(shares) > 3:
@@ -156,7 +181,7 @@ def table(paths):
         entries = [entry for result in results for entry in result]
         return cuda_experts(entries) if entries[0]["bench"] == "cuda_experts" else cuda_calls(entries)
     if "rows" in results[0]:
-        return bench(results)
+        return bench(results) if "settings" in results[-1] else beside_peers(results[:-1], results[-1])
     is_quant = results[0]["benchmarks"][0]["name"].startswith("quantize_scheme/")
     return quant_bench(results[0]) if is_quant else exchange_bench(results[0])
 
