@@ -15,6 +15,7 @@
 #include "engine/mpi_module.h"
 #include "engine/registry.h"
 #include "transport/env.h"
+#include "transport/socket.h"
 
 namespace switchyard::cli {
 namespace {
@@ -82,6 +83,8 @@ DoctorReport examine(const DoctorOptions& options) {
   report.nodes = numa_nodes();
   report.why_no_mpi = why_no_mpi();
   if (report.why_no_mpi.empty()) report.mpi = mpi_module().library();
+  report.interfaces = network_interfaces();
+  report.store = setting("SWITCHYARD_STORE").text;
   report.num_ranks = options.num_ranks;
   report.binding = setting("SWITCHYARD_BIND").text;
   for (const EngineInfo& engine : all_engines()) report.engines.emplace_back(engine.name);
@@ -93,6 +96,16 @@ DoctorReport examine(const DoctorOptions& options) {
 }
 
 }  // namespace
+
+std::vector<std::string> server_hosts(const DoctorReport& report) {
+  std::vector<std::string> hosts = reachable_addresses(report.interfaces);
+  try {
+    const Address store = Address::parse(report.store);
+    if (store.kind == Address::Kind::kTcp) hosts.insert(hosts.begin(), store.host);
+  } catch (const Error&) {  // a group would say so
+  }
+  return hosts;
+}
 
 CLI::App* add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* verb = app.add_subcommand(

@@ -14,6 +14,7 @@
 #include "core/topology.h"
 #include "device/device_facts.h"
 #include "machine.h"
+#include "transport/network.h"
 
 namespace switchyard::cli {
 
@@ -46,6 +47,8 @@ struct DoctorReport {
   std::string why_no_mpi;  ///< the reason of the error that ranks on several hosts get
   int num_ranks = 0;       ///< ranks whose binding is shown
   std::string binding;     ///< SWITCHYARD_BIND
+  std::vector<NetworkInterface> interfaces;
+  std::string store;  ///< SWITCHYARD_STORE
   std::vector<std::string> engines;
   std::string launcher;  ///< what started this process as a rank, or "none"
   std::vector<DoctorSetting> settings;
@@ -63,6 +66,9 @@ bool is_heap(std::string_view name);
 
 /// Derives the findings from the report's facts; a pure function.
 std::vector<Finding> find_missing(const DoctorReport& report);
+
+/// Where ranks of other hosts look for the server of a group that rank 0 makes here, in turn.
+std::vector<std::string> server_hosts(const DoctorReport& report);
 
 std::string to_text(const DoctorReport& report);
 std::string to_json(const DoctorReport& report);

@@ -73,6 +73,22 @@ Json json_of(const DeviceFacts& devices) {
   return one;
 }
 
+Json network_of(const DoctorReport& report) {
+  Json one;
+  one["interfaces"] = Json::array();
+  for (const NetworkInterface& each : report.interfaces) {
+    one["interfaces"].push_back(
+        {{"name", each.name},
+         {"is_up", each.is_up},
+         {"is_loopback", each.is_loopback},
+         {"speed_mbit", each.speed_mbit > 0 ? Json(each.speed_mbit) : Json()},
+         {"addresses", each.addresses}});
+  }
+  one["store"] = report.store.empty() ? Json() : Json(report.store);
+  one["server_hosts"] = server_hosts(report);
+  return one;
+}
+
 Json binding_of(const DoctorReport& report) {
   Json one;
   one["setting"] = report.binding;
@@ -104,6 +120,7 @@ std::string to_json(const DoctorReport& report) {
   json["mpi"] = report.mpi.empty() ? Json() : Json(report.mpi);
   json["why_no_mpi"] = report.why_no_mpi;
   json["binding"] = binding_of(report);
+  json["network"] = network_of(report);
   json["launcher"] = report.launcher;
   json["settings"] = Json::array();
   for (const DoctorSetting& one : report.settings) {

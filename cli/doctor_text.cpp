@@ -151,6 +151,30 @@ std::string binding_section(const DoctorReport& report) {
   return section("ranks that our launcher starts", rows);
 }
 
+// 10000 as "10 Gbit/s".
+std::string speed_text(std::int64_t mbit) {
+  if (mbit <= 0) return "?";
+  return mbit < 1000 ? fmt::format("{} Mbit/s", mbit)
+                     : fmt::format("{} Gbit/s", static_cast<double>(mbit) * 1e-3);
+}
+
+std::string network_section(const DoctorReport& report) {
+  std::vector<Row> rows{{"interface", "state", "speed", "addresses"}};
+  for (const NetworkInterface& one : report.interfaces) {
+    rows.push_back({one.name, one.is_up ? "up" : "down", speed_text(one.speed_mbit),
+                    fmt::format("{}", fmt::join(one.addresses, " "))});
+  }
+  const std::vector<std::string> hosts = server_hosts(report);
+  const std::string server = hosts.empty()
+                                 ? "at 127.0.0.1: no interface has an address for other hosts"
+                                 : fmt::format("on every interface; ranks of other hosts try {}",
+                                               fmt::join(hosts, ", then "));
+  const std::string store = report.store.empty() ? "SWITCHYARD_STORE is not set" : report.store;
+  return section("network", rows) +
+         section("where rank 0 would listen",
+                 {{"ranks meet at", store}, {"server of a group", server}});
+}
+
 std::string part_section(const DoctorReport& report) {
   return section("parts",
                  {{"engines", fmt::format("{}", fmt::join(report.engines, ", "))},
@@ -202,8 +226,8 @@ std::string_view name_of(GpuLink link) {
 
 std::string to_text(const DoctorReport& report) {
   return fmt::format("switchyard {}\n\n", build_summary()) + machine_section(report.machine) +
-         binding_section(report) + gpu_section(report) + part_section(report) +
-         setting_section(report) + findings_text(report.findings);
+         binding_section(report) + gpu_section(report) + network_section(report) +
+         part_section(report) + setting_section(report) + findings_text(report.findings);
 }
 
 }  // namespace switchyard::cli

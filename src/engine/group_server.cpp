@@ -2,48 +2,20 @@
 
 #include "engine/group_server.h"
 
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <ifaddrs.h>
-#include <netdb.h>
 #include <sstream>
 
 #include "core/fail.h"
+#include "transport/network.h"
 #include "transport/secret.h"
-
-#include <net/if.h>
 
 namespace switchyard {
 namespace {
 
 constexpr int kTryMs = 2000;  // at one address, before the next
 constexpr int kPauseMs = 20;
-
-// Empty for an address that other machines cannot use.
-std::string numeric_host(const ifaddrs& entry) {
-  if (entry.ifa_addr == nullptr || (entry.ifa_flags & IFF_UP) == 0 ||
-      (entry.ifa_flags & IFF_LOOPBACK) != 0) {
-    return "";
-  }
-  const int family = entry.ifa_addr->sa_family;
-  if (family != AF_INET && family != AF_INET6) return "";
-  if (family == AF_INET6) {
-    const auto* const own = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr);
-    if (IN6_IS_ADDR_LINKLOCAL(&own->sin6_addr)) return "";
-  }
-  std::array<char, NI_MAXHOST> host{};
-  const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-  if (getnameinfo(entry.ifa_addr, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) !=
-      0) {
-    return "";
-  }
-  return host.data();
-}
 
 // Ranks that failed may try again over the same store, with a new server.
 std::string server_key(const std::vector<Introduction>& ranks) {
@@ -89,22 +61,6 @@ ServerAddress ServerAddress::parse(const std::string& text) {
   return server;
 }
 
-std::vector<std::string> own_hosts() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) {
-    if (errno == EMFILE || errno == ENFILE) fail_errno("getifaddrs", "network interfaces");
-    return {};
-  }
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
-  std::vector<std::string> hosts;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (std::string host = numeric_host(*entry); !host.empty()) hosts.push_back(std::move(host));
-  }
-  std::stable_partition(hosts.begin(), hosts.end(),
-                        [](const std::string& host) { return host.find(':') == host.npos; });
-  return hosts;
-}
-
 std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
                                          ServerAddress& address) {
   constexpr const char* kLoopback = "127.0.0.1";
@@ -114,7 +70,7 @@ std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string
           : start_everywhere(address.secret);
   std::vector<std::string> hosts;
   if (!is_for_one_host) {
-    hosts = own_hosts();
+    hosts = reachable_addresses(network_interfaces());
     if (!first_host.empty()) hosts.insert(hosts.begin(), first_host);
   }
   if (hosts.empty()) hosts.emplace_back(kLoopback);

@@ -23,11 +23,8 @@ struct ServerAddress {
   static ServerAddress parse(const std::string& text);
 };
 
-/// Addresses at which other machines may reach this one, best first: those of its interfaces that
-/// are up, IPv4 first, without loopback.
-std::vector<std::string> own_hosts();
-
-/// Starts a server on a port that the system chooses, on every interface unless `is_for_one_host`.
+/// Starts a server on a port that the system chooses, on every interface unless `is_for_one_host`:
+/// ranks try the addresses of network.h in turn.
 /// `first_host`, a name of this machine that all ranks know, may be empty. Errors: kSystem,
 /// kOutOfMemory.
 std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,

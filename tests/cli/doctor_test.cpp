@@ -39,6 +39,10 @@ cli::DoctorReport two_gpus() {
   report.num_ranks = 3;
   report.binding = "numa";
   report.engines = {"local", "shm"};
+  report.interfaces = {{"lo", true, true, 0, {"127.0.0.1", "::1"}},
+                       {"ib0", false, false, 0, {}},
+                       {"eth0", true, false, 25000, {"192.0.2.7", "2001:db8::7", "fe80::1%eth0"}},
+                       {"eth1", true, false, 100, {"198.51.100.7"}}};
   report.launcher = "none";
   DeviceFacts devices;
   devices.driver_version = "580.65.06";
@@ -76,7 +80,8 @@ TEST(DoctorTest, GoodReportOnThisMachine) {
   const CommandResult result = doctor({});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, ::testing::StartsWith("switchyard "));
-  for (const char* section : {"\nmachine\n", "\nGPUs\n", "\nparts\n", "\nsettings\n"}) {
+  for (const char* section :
+       {"\nmachine\n", "\nGPUs\n", "\nnetwork\n", "\nparts\n", "\nsettings\n"}) {
     EXPECT_THAT(result.output, HasSubstr(section));
   }
   EXPECT_THAT(result.output, HasSubstr("SWITCHYARD_HEAP "));
@@ -93,6 +98,10 @@ TEST(DoctorTest, JsonIsOneObjectAlone) {
   EXPECT_EQ(json["cuda"].is_null(), json["why_no_cuda"] != "");
   EXPECT_EQ(json["engines"][0], "local");
   EXPECT_EQ(json["mpi"].is_null(), json["why_no_mpi"] != "");
+  const auto is_loopback = [](const auto& one) {
+    return one["name"] == "lo" && one["is_loopback"];
+  };
+  EXPECT_TRUE(std::ranges::any_of(json["network"]["interfaces"], is_loopback));
   for (const auto& one : json["missing"]) {
     EXPECT_FALSE(one["what"].get<std::string>().empty());
     EXPECT_FALSE(one["costs"].get<std::string>().empty());
@@ -154,6 +163,32 @@ TEST(DoctorTest, MachineThatLacksNothing) {
   EXPECT_EQ(json["cuda"]["heap_of_processes"]["kind"], "vmm");
   EXPECT_EQ(json["cuda"]["hosts_obstacle"], "");
   EXPECT_TRUE(json["cuda"]["gpus"][0]["free_bytes"].is_null());
+}
+
+TEST(DoctorTest, NetworkSaysWhereRanksOfOtherHostsLook) {
+  cli::DoctorReport report = two_gpus();
+  EXPECT_THAT(cli::to_text(report),
+              HasSubstr("network\n"
+                        "  interface  state  speed       addresses\n"
+                        "  lo         up     ?           127.0.0.1 ::1\n"
+                        "  ib0        down   ?\n"
+                        "  eth0       up     25 Gbit/s   192.0.2.7 2001:db8::7 fe80::1%eth0\n"
+                        "  eth1       up     100 Mbit/s  198.51.100.7\n"));
+  EXPECT_THAT(cli::to_text(report),
+              HasSubstr("ranks meet at      SWITCHYARD_STORE is not set\n"
+                        "  server of a group  on every interface; ranks of other hosts try "
+                        "192.0.2.7, then 198.51.100.7, then 2001:db8::7\n"));
+  const nlohmann::json network = nlohmann::json::parse(cli::to_json(report))["network"];
+  EXPECT_EQ(network["interfaces"][2]["speed_mbit"], 25000);
+  EXPECT_TRUE(network["interfaces"][0]["speed_mbit"].is_null());
+  EXPECT_FALSE(network["interfaces"][1]["is_up"]);
+  EXPECT_TRUE(network["store"].is_null());
+
+  report.store = "tcp://node0:29511";
+  report.interfaces.resize(2);
+  EXPECT_THAT(cli::server_hosts(report), ::testing::ElementsAre("node0"));
+  report.store = "unix:@here";
+  EXPECT_THAT(cli::to_text(report), HasSubstr("server of a group  at 127.0.0.1: no interface"));
 }
 
 TEST(DoctorTest, EveryLackIsNamed) {
