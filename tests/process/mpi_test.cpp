@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/command.h"
+#include "support/temp_folder.h"
 
 namespace switchyard {
 namespace {
@@ -87,6 +88,26 @@ CommandResult run_command_on_hosts(const std::string& arguments) {
       {"-c",
        "SWITCHYARD_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec " SWITCHYARD_CLI " " + arguments},
       false, "sh");
+}
+
+// A layer whose sums depend on no number of ranks gives the bytes of one host.
+TEST_F(MpiTest, RunOnTwoHostsGivesTheBytesOfOne) {
+  const TempFolder folder;
+  const std::string layer =
+      "run --model " SWITCHYARD_DATA_DIR "/tiny-moe --tokens 24 --split uneven --json - --output ";
+  const CommandResult far = run_command_on_hosts(layer + folder.file("far"));
+  ASSERT_EQ(far.exit_code, 0) << far.error;
+  const auto json = nlohmann::json::parse(far.output);
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["engine"], "mpi");
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_EQ(json["hosts"], 2);
+  EXPECT_GT(json["host_crossings"], 0);
+  const CommandResult near =
+      run_command({"sh", "-c", SWITCHYARD_CLI " " + layer + folder.file("near") + " --ranks 4"});
+  ASSERT_EQ(near.exit_code, 0) << near.error;
+  EXPECT_EQ(nlohmann::json::parse(near.output)["engine"], "shm");
+  EXPECT_EQ(run_command({"cmp", folder.file("far"), folder.file("near")}).exit_code, 0);
 }
 
 // Of bf16 rows of 7168 elements; beside them go ids, weights and headers.
