@@ -318,8 +318,8 @@ def test_tensors_of_the_library_come_back_as_such():
     (lambda b, x, i, w: b.get_next_low_latency_combine_buffer(None), InvalidArgumentError, "nothing was dispatched"),
     (lambda b, x, i, w: b.dispatch(x), InvalidArgumentError, "num_tokens_per_expert is absent"),
     (lambda b, x, i, w: b.dispatch(x, handle=1, topk_idx=i), InvalidArgumentError, "pass neither"),
-    (lambda b, x, i, w: b.internode_dispatch(x), NotSupportedError, "one host"),
-    (lambda b, x, i, w: b.internode_combine(x), NotSupportedError, "one host"),
+    (lambda b, x, i, w: b.internode_dispatch(x), NotSupportedError, "dispatch serves"),
+    (lambda b, x, i, w: b.internode_combine(x), NotSupportedError, "combine serves"),
     (lambda b, x, i, w: b.get_local_buffer_tensor(None), NotSupportedError, "internal"),
     (lambda b, x, i, w: b.set_num_sms(3), InvalidArgumentError, "even"),
 ])

@@ -54,7 +54,7 @@ class LowLatencyHandle(tuple):
 
 
 class Buffer:
-    """deep_ep.Buffer over the ranks of one host.
+    """deep_ep.Buffer over the ranks of one host or of several.
 
     Buffer sizes, queue pairs, SM counts and chunk sizes are accepted and ignored: memory is taken when a
     call first needs it. Every rank makes the same calls in the same order.
@@ -307,12 +307,14 @@ class Buffer:
         return like(call.combined_x, x), like(call.combined_topk_weights, x), event_of(call.event, async_finish)
 
     def internode_dispatch(self, *_: Any, **__: Any) -> Any:
-        """Not supported: ranks are on one host."""
-        raise NotSupportedError("internode_dispatch: ranks are on one host, must be dispatched to with dispatch")
+        """Not supported: what the original's dispatch calls between hosts; call dispatch."""
+        raise NotSupportedError("internode_dispatch: is a part of the original's dispatch, must not be called; dispatch serves ranks of "
+                                "one host and of several")
 
     def internode_combine(self, *_: Any, **__: Any) -> Any:
-        """Not supported: ranks are on one host."""
-        raise NotSupportedError("internode_combine: ranks are on one host, must be combined with combine")
+        """Not supported: what the original's combine calls between hosts; call combine."""
+        raise NotSupportedError("internode_combine: is a part of the original's combine, must not be called; combine serves ranks of "
+                                "one host and of several")
 
     @staticmethod
     def _received(call: Any, rows: Any, scales: Any) -> Any:

@@ -74,7 +74,7 @@ def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple
 
 
 class ElasticBuffer:
-    """deep_ep.ElasticBuffer over the ranks of one host. Rows always have the order of deterministic=True.
+    """deep_ep.ElasticBuffer over the ranks of one host or of several. Rows always have the order of deterministic=True.
 
     Byte counts, SMs, queue pairs and timeouts are accepted and ignored. Every rank makes the same calls in
     the same order, with equal sizes and options.
