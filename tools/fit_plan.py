@@ -6,6 +6,7 @@ Measured constants are copied from fields of result files. The others are fitted
 of log(predicted / measured), by Gauss and Newton with Levenberg's damping, over the logarithms of the constants.
 
 usage: tools/fit_plan.py COMMAND NAME      NAME is h200 (which makes h100, too) or cpu; COMMAND the switchyard that predicts
+       tools/fit_plan.py h100              makes h100.json again from h200.json and what was measured on an H100
        tools/fit_plan.py --check           compares what is copied with the result files; exits with 1 if any differs
 """
 import json
@@ -59,7 +60,7 @@ FIT_START = {
     },
 }
 LEAST = {"overlap": 1.0}  # at which nothing overlaps; `plan` refuses less
-TITLES = {"h200": "NVIDIA H200 (NVLink 4)", "h100": "NVIDIA H100 (NVLink 4; not measured)",
+TITLES = {"h200": "NVIDIA H200 (NVLink 4)", "h100": "NVIDIA H100 (NVLink 4; its exchange not measured)",
           "cpu": "AMD EPYC (Zen 5), 2 cores of a virtual machine"}
 DEVICES = {"h200": "cuda", "h100": "cuda", "cpu": "cpu"}
 UNITS = {"overlap": "", "dispatch_copy": "of copies", "combine_copy": "of copies", "quantize_gb_per_second": "GB/s",
@@ -98,7 +99,9 @@ def field(file, where):
 
 
 FITTED = "fitted by tools/fit_plan.py to the files of fitted_to"
-DATA_SHEETS = 3.35 / 4.8  # TB/s of the H100's memory and of the H200's
+H100_RUN = "2026-11-23-h100-experts-cutlass.json"
+H100_CASE = ("cutlass", "4096 rows, bf16")
+H100_WEIGHT_BYTES = 32 * 3 * 2048 * 7168 * 2  # of the experts of that run
 
 
 def source_of(file, where):
@@ -187,14 +190,24 @@ def fit(command, name, scratch):
     return constants(x)
 
 
+def h100_measured():
+    """TFLOP/s of the same case as the H200's, by the fastest experts, and the rate of copies, which that run's floor is made of."""
+    entries = [json.loads(line) for line in (ROOT / RESULTS / H100_RUN).read_text().splitlines()]
+    case = next(one for one in entries if (one["experts"], one["case"]) == H100_CASE)
+    return {
+        "tflops": (round(case["tflops"]), f"{H100_RUN}: cutlass, bf16, 4096 rows, one expert after another"),
+        "copy_gb_per_second": (round(H100_WEIGHT_BYTES / case["weights_floor_us"] * 1e-3, 1),
+                               f"{H100_RUN}: {H100_WEIGHT_BYTES} bytes of weights / weights_floor_us"),
+    }
+
+
 def h100_of(h200):
-    """The H100 has as many SMs and links as the H200, and slower memory."""
+    """The H100 has as many SMs and links as the H200; its experts and its memory were measured."""
     constants = {key: dict(value) for key, value in h200.items()}
     for value in constants.values():
         value["source"] = "as h200, not measured: " + value["source"]
-    copy = constants["copy_gb_per_second"]
-    copy["value"] = round(copy["value"] * DATA_SHEETS, 1)
-    copy["source"] = "h200's by the ratio of the data sheets, 3.35 to 4.8 TB/s; not measured"
+    for key, (value, source) in h100_measured().items():
+        constants[key].update(value=value, source=source)
     return constants
 
 
@@ -206,6 +219,10 @@ def check():
         for key, (file, where, _) in copied.items():
             if constants[key]["value"] != field(file, where):
                 wrong.append(f"{name}.json: {key} is {constants[key]['value']}, {file} has {field(file, where)}")
+    constants = json.loads((FOLDER / "h100.json").read_text())["constants"]
+    for key, (value, _) in h100_measured().items():
+        if constants[key]["value"] != value:
+            wrong.append(f"h100.json: {key} is {constants[key]['value']}, {H100_RUN} has {value}")
     print("\n".join(wrong) if wrong else "constants: all that is copied is as measured")
     return 1 if wrong else 0
 
@@ -213,6 +230,9 @@ def check():
 def main():
     if sys.argv[1:] == ["--check"]:
         return check()
+    if sys.argv[1:] == ["h100"]:
+        write(FOLDER / "h100.json", "h100", h100_of(json.loads((FOLDER / "h200.json").read_text())["constants"]))
+        return 0
     command, name = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(command, name, pathlib.Path(folder) / "trial.json")
