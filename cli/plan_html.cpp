@@ -26,7 +26,7 @@ std::string time_text(double us) {
 
 /// Nothing where it cannot be made.
 std::string gb_text(const MemoryUse& memory, std::size_t bytes) {
-  if (!memory.obstacle.empty()) return {};
+  if (!memory.is_known()) return {};
   return fmt::format("{:.3g}", static_cast<double>(bytes) * 1e-9);
 }
 
@@ -103,7 +103,7 @@ std::string memory_section(const PlanReport& report) {
     const Choice* const shown = shown_of(one);
     for (const Choice& choice : one.choices) {
       const bool is_it = shown != nullptr && choice.is_timed && choice.layout == layout &&
-                         choice.reduce == shown->reduce && choice.memory.obstacle.empty();
+                         choice.reduce == shown->reduce && choice.memory.is_known();
       if (is_it) return &choice;
     }
     return nullptr;
@@ -126,10 +126,15 @@ std::string memory_section(const PlanReport& report) {
       [](const MemoryUse& memory) { return memory.window_bytes; });
   const std::string chart = line_chart({"Memory against ranks", "ranks", "GB"}, lines);
   if (chart.empty()) return {};
+  const bool is_beyond = std::ranges::any_of(
+      report.forecasts, [](const Forecast& one) { return one.best_without_limit >= 0; });
+  const std::string limit =
+      is_beyond ? fmt::format("; above {} ranks, as it would without that limit", kMaxPushRanks)
+                : "";
   return "<section><h2>Memory of the exchange</h2><p>GB on a rank, as the exchange allocates it, "
          "with "
-         "the contract that Growth names.</p>" +
-         chart + "</section>\n";
+         "the contract that Growth names" +
+         limit + ".</p>" + chart + "</section>\n";
 }
 
 std::string growth_row(const Forecast& one) {
@@ -177,7 +182,7 @@ std::string choices_section(const Forecast& one) {
       "<th class=\"text\"></th></tr></thead><tbody>\n";
   for (std::size_t i = 0; i < one.choices.size(); ++i) {
     const Choice& choice = one.choices[i];
-    const bool is_best = static_cast<int>(i) == one.best;
+    const bool is_best = static_cast<int>(i) == (one.best >= 0 ? one.best : one.best_without_limit);
     html += fmt::format("<tr><td class=\"text\">{}{}{}</td><td class=\"text\">{}</td>",
                         is_best ? "<b>" : "", escaped(name_of(choice)), is_best ? "</b>" : "",
                         choice.backend);

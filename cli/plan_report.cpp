@@ -9,6 +9,8 @@
 
 #include "switchyard/version.h"
 
+#include "plan/push_layout.h"
+
 namespace switchyard::cli {
 namespace {
 
@@ -77,9 +79,15 @@ std::string growth_table(const PlanReport& report) {
         "{:>11} {:>10} {:>10} {:>9} {:>8.2f} {:>8.2f} {:>8}  {}\n",
         us_text(shown->time.dispatch.total_us), us_text(shown->time.combine.total_us),
         us_text(one.experts_us), us_text(shown->layer_us), inside * 1e-6, across * 1e-6,
-        shown->memory.obstacle.empty() ? gb_text(shown->memory.total()) : "-", verdict_of(one));
+        shown->memory.is_known() ? gb_text(shown->memory.total()) : "-", verdict_of(one));
   }
   return text;
+}
+
+// A plus: the best without the limit of ranks.
+const char* mark_of(const Forecast& one, int index) {
+  if (index == one.best) return "*";
+  return index == one.best_without_limit ? "+" : " ";
 }
 
 std::string choices_table(const Forecast& one) {
@@ -90,15 +98,14 @@ std::string choices_table(const Forecast& one) {
                       "dispatch us", "combine us", "layer us", "window GB", "all GB");
   for (std::size_t i = 0; i < one.choices.size(); ++i) {
     const Choice& choice = one.choices[i];
-    const bool has_memory = choice.memory.obstacle.empty();
+    const bool has_memory = choice.memory.is_known();
     const auto us = [&](double value) { return choice.is_timed ? us_text(value) : "-"; };
     const auto gb = [&](std::size_t bytes) { return has_memory ? gb_text(bytes) : "-"; };
-    text +=
-        fmt::format("{} {:<22} {:<9}{:>12}{:>12}{:>12}{:>12}{:>12}{}{}\n",
-                    static_cast<int>(i) == one.best ? "*" : " ", name_of(choice), choice.backend,
-                    us(choice.time.dispatch.total_us), us(choice.time.combine.total_us),
-                    us(choice.layer_us), gb(choice.memory.window_bytes), gb(choice.memory.total()),
-                    choice.why_not.empty() ? "" : "  ", choice.why_not);
+    text += fmt::format(
+        "{} {:<22} {:<9}{:>12}{:>12}{:>12}{:>12}{:>12}{}{}\n", mark_of(one, static_cast<int>(i)),
+        name_of(choice), choice.backend, us(choice.time.dispatch.total_us),
+        us(choice.time.combine.total_us), us(choice.layer_us), gb(choice.memory.window_bytes),
+        gb(choice.memory.total()), choice.why_not.empty() ? "" : "  ", choice.why_not);
   }
   return text;
 }
@@ -122,7 +129,7 @@ ordered_json choice_json(const Choice& choice) {
                     {"reduce", name_of(choice.reduce)},
                     {"backend", choice.backend}};
   json["why_not"] = choice.why_not.empty() ? ordered_json() : ordered_json(choice.why_not);
-  if (choice.memory.obstacle.empty()) {
+  if (choice.memory.is_known()) {
     json["window_bytes"] = choice.memory.window_bytes;
     json["receive_bytes"] = choice.memory.receive_bytes;
   }
@@ -144,6 +151,7 @@ ordered_json forecast_json(const Forecast& one) {
                     {"crossings_per_token", one.crossings_per_token},
                     {"experts_us", one.experts_us},
                     {"best", index_json(one.best)},
+                    {"best_without_limit", index_json(one.best_without_limit)},
                     {"shown", index_json(one.shown)},
                     {"why", one.why},
                     {"dispatch_path", one.dispatch_path},
@@ -198,6 +206,10 @@ std::string verdict_of(const Forecast& forecast) {
   const Choice* shown = shown_of(forecast);
   if (shown == nullptr) return forecast.why;
   if (forecast.best >= 0) return name_of(*shown);
+  if (forecast.best_without_limit >= 0) {
+    return fmt::format("none is possible; without the limit of {} ranks: {}", kMaxPushRanks,
+                       name_of(*shown));
+  }
   return fmt::format("none is possible; {}: {}", name_of(*shown), shown->why_not);
 }
 

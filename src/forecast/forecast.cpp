@@ -10,6 +10,7 @@
 
 #include "core/fail.h"
 #include "forecast/layer_costs.h"
+#include "plan/push_layout.h"
 
 namespace switchyard::forecast {
 namespace {
@@ -117,12 +118,16 @@ class Forecaster {
   }
 
   std::string why_not(const Choice& choice) const {
-    const double most = question_.max_memory_bytes;
     if (!choice.memory.obstacle.empty()) return choice.memory.obstacle;
     if (!choice.is_timed) return "its time is not predicted";
-    if (most == 0 || bytes_of(choice.memory) <= most) return {};
+    if (fits(choice)) return {};
     return fmt::format("takes {}, must be at most {}", gb_text(bytes_of(choice.memory)),
-                       gb_text(most));
+                       gb_text(question_.max_memory_bytes));
+  }
+
+  bool fits(const Choice& choice) const {
+    const double most = question_.max_memory_bytes;
+    return most == 0 || bytes_of(choice.memory) <= most;
   }
 
   const Choice& choice_at(int index) const {
@@ -149,18 +154,28 @@ class Forecaster {
       if (a.memory.total() != b.memory.total()) return a.memory.total() < b.memory.total();
       return is_faster(a, b);
     };
-    const int fastest = find([](const Choice& one) { return one.why_not.empty(); }, is_faster);
-    if (fastest >= 0) {
+    const auto find_best = [&](const auto& is_possible) {
+      const int fastest = find(is_possible, is_faster);
+      if (fastest < 0) return -1;
       const double most = choice_at(fastest).layer_us * kSameTime;
-      result_.best =
-          find([&](const Choice& one) { return one.why_not.empty() && one.layer_us <= most; },
-               is_smaller);
+      return find([&](const Choice& one) { return is_possible(one) && one.layer_us <= most; },
+                  is_smaller);
+    };
+    result_.best = find_best([](const Choice& one) { return one.why_not.empty(); });
+    if (result_.best < 0) {
+      result_.best_without_limit = find_best(
+          [&](const Choice& one) { return one.memory.exceeds_ranks && one.is_timed && fits(one); });
+    }
+    if (result_.best >= 0) {
       result_.shown = result_.best;
       result_.why = why(choice_at(result_.best));
+    } else if (result_.best_without_limit >= 0) {
+      result_.shown = result_.best_without_limit;
+      result_.why = fmt::format("{}; without the limit of {} ranks: {}", why_none(), kMaxPushRanks,
+                                why(choice_at(result_.shown)));
     } else {
       result_.shown =
-          find([](const Choice& one) { return one.is_timed && one.memory.obstacle.empty(); },
-               is_smaller);
+          find([](const Choice& one) { return one.is_timed && one.memory.is_known(); }, is_smaller);
       if (result_.shown < 0) {
         result_.shown = find([](const Choice& one) { return one.is_timed; }, is_faster);
       }
@@ -198,9 +213,10 @@ class Forecaster {
     if (contract != nullptr) {
       text += fmt::format("{} takes {:.0f} us, {} {:.0f}", name_of(best.reduce), best.layer_us,
                           name_of(contract->reduce), contract->layer_us);
-      if (!contract->why_not.empty()) text += fmt::format(" (but {})", contract->why_not);
+      if (!contract->why_not.empty() && !contract->memory.exceeds_ranks)
+        text += fmt::format(" (but {})", contract->why_not);
     }
-    if (layout != nullptr && layout->memory.obstacle.empty()) {
+    if (layout != nullptr && layout->memory.is_known()) {
       text += fmt::format("{}{} takes {}, {} {}", text.empty() ? "" : "; ", name_of(best.layout),
                           gb_text(bytes_of(best.memory)), name_of(layout->layout),
                           gb_text(bytes_of(layout->memory)));

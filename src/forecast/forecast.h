@@ -56,10 +56,13 @@ struct Forecast {
   double crossings_per_token = 0;  ///< to other hosts
   double experts_us = 0;
   std::vector<Choice> choices;
-  int best = -1;    ///< of choices; -1: none is possible
+  int best = -1;  ///< of choices; -1: none is possible
+  /// Where none is possible because there are too many ranks: the best without that limit; else -1.
+  int best_without_limit = -1;
   std::string why;  ///< of the best; or why none is possible
-  /// The choice that stands for all: the best; where none is possible the one that takes the least
-  /// memory, or, if none can be made, the fastest; -1: there is no time of any.
+  /// The choice that stands for all: the best, also without that limit; where there is none the one
+  /// that takes the least memory, or, if none can be made, the fastest; -1: there is no time of
+  /// any.
   int shown = -1;
   // Of the shown choice.
   const char* dispatch_path = "";

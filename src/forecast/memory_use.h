@@ -13,6 +13,8 @@ struct MemoryUse {
   std::size_t window_bytes = 0;
   std::size_t receive_bytes = 0;  ///< received rows, and messages where there are any
   std::string obstacle;           ///< not empty: this exchange cannot be made, and why
+  bool exceeds_ranks = false;     ///< the obstacle is the number of ranks: bytes are those without
+  bool is_known() const { return obstacle.empty() || exceeds_ranks; }
   std::size_t total() const { return window_bytes + receive_bytes; }
 };
 

@@ -4,6 +4,8 @@
 
 #include "plan.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 
 #include "plan_command.h"
@@ -178,10 +180,16 @@ TEST(PlanTest, MoreGpusThanAnExchangeHasAreCountedButNotPossible) {
   EXPECT_GT(many["dispatch"]["between_bytes"], json["forecasts"][0]["dispatch"]["between_bytes"]);
   for (const nlohmann::json& choice : many["choices"]) {
     EXPECT_THAT(choice["why_not"].get<std::string>(), HasSubstr("128 ranks, must be at most 64"));
-    EXPECT_FALSE(choice.contains("window_bytes"));
+    EXPECT_GT(choice["window_bytes"], 0);
     EXPECT_GT(choice["dispatch"]["us"], 0);
   }
-  expect_shown({"--hosts", "16", "--tokens", "8"}, {"128 ranks, must be at most 64"});
+  EXPECT_EQ(many["best_without_limit"], many["shown"]);
+  expect_shown({"--hosts", "16", "--tokens", "8"},
+               {"128 ranks, must be at most 64",
+                "none is possible; without the limit of 64 ranks: batched, per_host"});
+  // A limit of memory holds there, too.
+  const nlohmann::json tight = json_of({"--hosts", "16", "--tokens", "8", "--memory", "0.001"});
+  EXPECT_TRUE(tight["forecasts"][0]["best_without_limit"].is_null());
 }
 
 TEST(PlanTest, CpuRanksThatShareNoHostHaveMessagesAlone) {
@@ -270,11 +278,15 @@ TEST(PlanTest, OutputsOfThePageAreWhatTheCommandPrints) {
 }
 
 // 2048 ranks of 128 tokens are 2 million choices. The machines of tests may be busy.
-TEST(PlanTest, TwoThousandRanksAnswerSoon) {
+TEST(PlanTest, TwoThousandRanksAnswerSoonInLittleMemory) {
   const CommandResult result = plan({"--hosts", "256"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, HasSubstr("2048"));
   EXPECT_LT(result.seconds, 10 * SWITCHYARD_SLOWDOWN);
+  rusage usage{};  // of the largest of this test's children so far
+  ASSERT_EQ(getrusage(RUSAGE_CHILDREN, &usage), 0);
+  EXPECT_GT(usage.ru_maxrss, 1024);  // KiB
+  EXPECT_LT(usage.ru_maxrss, 2 * 1024 * 1024);
 }
 
 }  // namespace

@@ -37,10 +37,11 @@ bool can_dispatch(QuantScheme scheme) {
   return scheme == schemes::kFp8Block || scheme == schemes::kFp8BlockDeepEp;
 }
 
-void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_rank) {
+void require_supported(const ExchangeConfig& config, int num_ranks, bool is_by_rank,
+                       RankLimit limit) {
   refuse(config.num_topk > kMaxPushTopk,
          fmt::format("num_topk is {}, must be at most {}", config.num_topk, kMaxPushTopk));
-  refuse(num_ranks > kMaxPushRanks,
+  refuse(limit == RankLimit::kOfKernels && num_ranks > kMaxPushRanks,
          fmt::format("{} ranks, must be at most {}", num_ranks, kMaxPushRanks));
   refuse(is_by_rank && num_ranks > kMaxPushTopk,
          fmt::format("{} ranks, must be at most {} for layout all_gather or overflow drop",
@@ -121,7 +122,8 @@ std::int64_t PushExchangeShape::buffer_rows(int rank, std::int64_t max_tokens) c
   return max_buffer_rows(rank, exchange.ownership, config.num_topk, receive);
 }
 
-PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank) {
+PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank,
+                                           RankLimit limit) {
   PushExchangeShape shape;
   shape.config = config;
   shape.config.worst_case_rows = true;
@@ -129,7 +131,7 @@ PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num
   shape.gathers = config.layout == Layout::kAllGather;
   shape.drops = config.overflow == Overflow::kDrop && config.capacity > 0;
   shape.gathers_routing = (shape.gathers && config.num_topk > 0) || shape.drops;
-  require_supported(config, num_ranks, shape.gathers || shape.drops);
+  require_supported(config, num_ranks, shape.gathers || shape.drops, limit);
   // A check against the rows of the rank with the most experts fails alike on every rank.
   const int largest = shape.exchange.ownership.largest_rank();
   const std::int64_t max_rows = shape.buffer_rows(largest, config.max_tokens_per_rank);

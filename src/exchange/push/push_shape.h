@@ -9,6 +9,7 @@
 // ordered by (source, token) and partial sums by rank, with the kernels of kCompact.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "exchange/exchange_shape.h"
@@ -38,7 +39,12 @@ struct PushExchangeShape {
   std::int64_t buffer_rows(int rank, std::int64_t max_tokens) const;
 };
 
+/// Whether an exchange must be one that kernels can run, or is only planned: for any number of
+/// ranks.
+enum class RankLimit : std::uint8_t { kOfKernels, kNone };
+
 /// Errors: kInvalidArgument, kNotSupported.
-PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
+PushExchangeShape make_push_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank,
+                                           RankLimit limit = RankLimit::kOfKernels);
 
 }  // namespace switchyard

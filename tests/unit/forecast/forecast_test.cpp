@@ -88,6 +88,9 @@ TEST(ForecastTest, MoreGpusThanAnExchangeCanHaveAreNotPossible) {
   const Forecast one = forecast(question_of("h200", 16), 16);
   EXPECT_EQ(one.num_ranks, 128);
   EXPECT_EQ(one.best, -1);
+  EXPECT_EQ(one.shown, one.best_without_limit);
+  EXPECT_NE(one.why.find("; without the limit of 64 ranks: per_host takes"), std::string::npos)
+      << one.why;
   EXPECT_NE(one.why.find("128 ranks, must be at most 64"), std::string::npos) << one.why;
   ASSERT_GE(one.shown, 0);
   EXPECT_GT(one.choices[static_cast<std::size_t>(one.shown)].layer_us, 0);

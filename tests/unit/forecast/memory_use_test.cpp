@@ -88,6 +88,27 @@ TEST(MemoryUseTest, GpusOfSeveralHostsHaveRoomForMessagesOfFixedSize) {
   EXPECT_EQ(memory_use(split, 256, "hosts", true).total(), 2 * half.total());
 }
 
+// Eight times the ranks: windows have room for eight times the tokens, and there are messages for
+// 63 other hosts instead of 7.
+TEST(MemoryUseTest, MoreRanksThanKernelsHaveAreStatedWithoutTheLimit) {
+  const MemoryUse possible = memory_use(shape_of(64, 8, 128), 2048, "hosts", true);
+  EXPECT_FALSE(possible.exceeds_ranks);
+  const MemoryUse beyond = memory_use(shape_of(512, 64, 128), 2048, "hosts", true);
+  EXPECT_TRUE(beyond.exceeds_ranks);
+  EXPECT_TRUE(beyond.is_known());
+  const auto ratio = [](std::size_t many, std::size_t few) {
+    return static_cast<double>(many) / static_cast<double>(few);
+  };
+  EXPECT_NEAR(ratio(beyond.window_bytes, possible.window_bytes), 8, 0.1);
+  EXPECT_GT(ratio(beyond.total(), possible.total()), 7);
+  EXPECT_LT(ratio(beyond.total(), possible.total()), 9);
+  HostsShape wide = shape_of(128, 16, 128);
+  wide.workload.num_topk = 64;
+  const MemoryUse refused = memory_use(wide, 256, "hosts", true);  // for another reason
+  EXPECT_FALSE(refused.is_known());
+  EXPECT_EQ(refused.total(), 0u);
+}
+
 TEST(MemoryUseTest, WhatCannotBeMadeSaysWhy) {
   EXPECT_NE(memory_use(shape_of(128, 16, 128), 256, "hosts", true).obstacle.find("at most 64"),
             std::string::npos);
