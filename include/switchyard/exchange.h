@@ -32,7 +32,8 @@ namespace switchyard {
 ///   tables on CPUs that grow with T until they have seen the largest call, and for received rows
 ///   with ExchangeOptions::exact_memory.
 /// - On GPUs no call waits for the device, and dispatch, combine and their phases may be captured
-///   in a CUDA graph and replayed: unless counts are asked for (DispatchOptions::host_counts).
+///   in a CUDA graph and replayed: unless counts are asked for (DispatchOptions::host_counts, and
+///   ExchangeOptions::exact_messages outside of graphs).
 ///   (Where ranks share a GPU, a call of several kernels waits between them unless it is captured.)
 ///   docs/gpu.md says what the caller orders: calls that share an in-flight slot, and kernels of
 ///   two handles that run at once.

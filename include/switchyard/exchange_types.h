@@ -53,17 +53,18 @@ struct ExchangeOptions {
   /// On CPUs it is always kept.
   bool keeps_routing = false;
 
-  // GPUs of several hosts only; the same on every rank. Without them a message to another host has
-  // room for, and carries, the rows of all tokens of the call's max_tokens. With one of them a host
-  // gets the rows of those tokens that go there, and each in-flight slot has memory for a message
-  // to each host.
+  // GPUs of several hosts; the same on every rank, without effect elsewhere. Without them a message
+  // to another host has room for, and carries, the rows of all tokens of the call's max_tokens.
+  // With one of them a host gets the rows of those tokens that go there, and each in-flight slot
+  // has memory for a message to each host.
 
   /// Upper bound on the tokens of a rank that go to one other host: messages have room for no more.
-  /// More are kCapacityExceeded, found before rows move. 0: every token may.
+  /// More are kCapacityExceeded on every rank, found before rows are passed on. 0: every token may.
   std::int64_t host_capacity = 0;
-  /// Messages have the size of what they carry: a call that sends waits on the host until ranks
-  /// have told one another how many rows that is. A dispatch that is captured into a graph, and its
-  /// combine, do without.
+  /// Messages have the size of what they carry: dispatch, dispatch_send, dispatch_again and reopen
+  /// wait on the host, two timeouts at most, until ranks know of one another how many rows that is.
+  /// In a CUDA graph messages have their fixed size: every rank captures a call or none does, and a
+  /// dispatch with its combine or neither.
   bool exact_messages = false;
 };
 

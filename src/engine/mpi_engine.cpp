@@ -34,8 +34,9 @@ class MpiEngine final : public Engine {
   std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec,
                                         const std::string& /*name*/) override {
     Meeting meeting(spec, place());
+    std::unique_ptr<RemoteControl> control;  // leaves after give_up() has said why
     try {
-      auto control = RemoteControl::join(spec, meeting);
+      control = RemoteControl::join(spec, meeting);
       auto messages = over_mpi_.for_subgroup(*control, spec.parent.ranks);
       return std::make_shared<MpiEngine>(std::move(control), std::move(messages));
     } catch (...) {
@@ -55,8 +56,9 @@ class MpiEngine final : public Engine {
 
 std::shared_ptr<Engine> make_mpi_engine(const GroupSpec& spec, std::unique_ptr<Meeting> meeting,
                                         const MpiWish& wish) {
+  std::unique_ptr<RemoteControl> control;  // leaves after give_up() has said why
   try {
-    auto control = RemoteControl::join(spec, *meeting);
+    control = RemoteControl::join(spec, *meeting);
     auto messages = connect_over_mpi(*control, wish.fortran_handle);
     if (!wish.needs_mpi || messages->why_not().empty()) {
       return std::make_shared<MpiEngine>(std::move(control), std::move(messages));

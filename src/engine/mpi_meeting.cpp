@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -139,6 +141,10 @@ class Meet {
       return "";
     } catch (const Error& error) {
       return refusal_text(error);
+    } catch (const std::bad_alloc&) {
+      return refusal_text(Error(Errc::kOutOfMemory, "group: no memory to meet the other ranks"));
+    } catch (const std::exception& error) {
+      return refusal_text(Error(Errc::kSystem, fmt::format("group: {}", error.what())));
     }
   }
 

@@ -56,7 +56,8 @@ class ControlBlock {
   void ring(int rank) const noexcept;
 
   /// Publishes the cause, unless there is one already, and wakes every rank. True for the first
-  /// caller. There is a cause when it returns, also when the first caller died while it wrote one.
+  /// caller. There is a cause when it returns, also when the first caller died while it wrote one,
+  /// for which it is given a fifth of a second.
   bool abort(std::uint32_t code, int culprit, const char* reason) const noexcept;
 
  private:

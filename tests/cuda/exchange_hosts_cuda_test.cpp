@@ -322,19 +322,36 @@ TEST_F(HostsTest, PackedMessagesCarryWhatCrosses) {
   }
 }
 
+// Of rank 1 alone; rank 0 has nothing for it.
 TEST_F(HostsTest, MoreThanAMessageHasRoomForIsAnError) {
   for (const bool is_exact : {false, true}) {
     run_on_hosts(kTwo, [&](const Group& group) {
-      ExchangeRank rank(group, fault_config(),
+      const ExchangeConfig config = fault_config();
+      ExchangeRank rank(group, config,
                         {.host_capacity = kNumCrossing - 1, .exact_messages = is_exact});
+      if (group.rank() == 0) {
+        rank.set_ids([&](std::int64_t, std::int64_t k) { return k % (config.num_experts / 2); });
+      }
+      group.barrier();
       const Error error = error_of([&] {
         rank.pair();
         rank.finish();
       });
       EXPECT_EQ(error.code(), Errc::kCapacityExceeded);
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("its messages have room for 7"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("8 tokens of rank 1 go to host 0"));
     });
   }
+}
+
+TEST_F(HostsTest, ExactCombineIsNotCapturedAlone) {
+  run_on_hosts(kTwo, [](const Group& group) {
+    ExchangeRank rank(group, fault_config(), {.exact_messages = true});
+    const Dispatched got = rank.dispatch();
+    Error error(Errc::kInternal, "none");
+    rank.capture(group, [&] { error = error_of([&] { rank.combine(got); }); });
+    EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("capture both or neither"));
+  });
 }
 
 // Replays give what calls give, whatever the tokens are at that time. SWITCHYARD_TEST_REPLAYS asks

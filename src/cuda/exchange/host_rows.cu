@@ -46,7 +46,7 @@ __device__ __forceinline__ T* in_message(T* at, const Messages& messages, int m)
 __global__ void __launch_bounds__(kNumberThreads)
     number_rows_kernel(const __grid_constant__ NumberRowsArgs a) {
   __shared__ int shared[kNumberThreads / kLanes];
-  if (static_cast<int>(blockIdx.x) >= a.num_lists) return;
+  if (static_cast<int>(blockIdx.x) >= a.num_lists || has_failed(a.watch)) return;
   const NumberedTokens& list = a.lists[blockIdx.x];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -77,11 +77,14 @@ __global__ void __launch_bounds__(kNumberThreads)
   if (threadIdx.x != 0) return;
   if (num_before > a.capacity) {
     give_up(a.watch, WaitFailure::kHostCapacityExceeded,
-            {WaitPlace::kInput, -1, list.host, next_call(a.state)}, a.capacity, num_before, 0);
+            {WaitPlace::kInput, list.source, list.host, next_call(a.state)}, a.capacity, num_before,
+            0);
   }
   const auto count = static_cast<std::uint32_t>(min(num_before, a.capacity));
   if (list.count != nullptr) *list.count = count;
-  if (list.in_host != nullptr) *const_cast<volatile std::uint32_t*>(list.in_host) = count;
+  if (list.pinned_count != nullptr) {
+    *const_cast<volatile std::uint32_t*>(list.pinned_count) = count;
+  }
   __threadfence_system();
 }
 

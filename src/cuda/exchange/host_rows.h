@@ -15,20 +15,23 @@ namespace switchyard::cuda {
 
 /// Which row of a message to a host each token is: tokens that go there, in order, or none.
 struct NumberedTokens {
-  GivenIds ids;                      ///< [tokens, K]
-  std::uint64_t ranks = 0;           ///< of the host, by bit
-  std::int32_t* numbers = nullptr;   ///< [tokens]; -1: none
-  std::uint32_t* count = nullptr;    ///< how many rows, in the message; null: not wanted
-  std::uint32_t* in_host = nullptr;  ///< the same in host memory; null: not wanted
-  std::int32_t host = 0;
+  GivenIds ids;                           ///< [tokens, K]
+  std::uint64_t ranks = 0;                ///< of the host, by bit
+  std::int32_t* numbers = nullptr;        ///< [tokens]; -1: none
+  std::uint32_t* count = nullptr;         ///< how many rows, in the message; null: not wanted
+  std::uint32_t* pinned_count = nullptr;  ///< the same in pinned memory; null: not wanted
+  std::int32_t source = 0;                ///< whose tokens they are
+  std::int32_t host = 0;                  ///< where they go
 };
+/// Waits for nothing. Gives up where more tokens go to a host than a message has room for; the rest
+/// then have no row.
 struct NumberRowsArgs {
   KernelOwnership ownership;
   CallState state;
   Watch watch;
   std::int32_t num_topk = 0;
   std::int32_t num_tokens = 0;
-  std::int32_t capacity = 0;  ///< rows of a message; gives up where there are more
+  std::int32_t capacity = 0;  ///< rows of a message
   std::int32_t num_lists = 0;
   NumberedTokens lists[kMaxPushRanks] = {};
 };
@@ -40,7 +43,7 @@ struct Messages {
   std::size_t stride = 0;
 };
 
-/// Ids and weights of a rank's tokens, for all ranks of other hosts.
+/// Ids and weights of a rank's tokens, in every message.
 struct PackIdsArgs {
   GivenIds ids;                         ///< [tokens, K]
   const float* topk_weights = nullptr;  ///< null: all 1

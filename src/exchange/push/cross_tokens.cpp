@@ -35,7 +35,8 @@ void PushHosts::number_own(const Slot& slot, CountWords& counts, const cuda::Dis
                                   .ranks = ranks_of(others_[i]),
                                   .numbers = slot.numbers + i * tokens_per_rank(),
                                   .count = reinterpret_cast<std::uint32_t*>(to + message.count),
-                                  .in_host = &counts.sent[i],
+                                  .pinned_count = &counts.sent[i],
+                                  .source = rank_,
                                   .host = others_[i]};
   }
   cuda::launch_number_rows(own, stream);
@@ -51,10 +52,12 @@ void PushHosts::number_forwarded(const Slot& slot, const cuda::DispatchArgs& own
                             .num_topk = own.num_topk,
                             .num_tokens = static_cast<std::int32_t>(max_tokens),
                             .capacity = static_cast<std::int32_t>(message.num_rows)};
-  for (const Forward& forward : slot.forwards) {
+  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+    const Forward& forward = slot.forwards[i];
     args.lists[args.num_lists++] = {.ids = {forward.message + message.ids, false},
                                     .ranks = ranks_of(own_host()),
                                     .numbers = forward.numbers,
+                                    .source = forwarded_[i],
                                     .host = own_host()};
   }
   cuda::launch_number_rows(args, stream);

@@ -164,10 +164,11 @@ HostsSlotLayout hosts_slot_layout(const PushExchangeShape& shape, const HostMap&
   };
   const int own_host = map.host_of(rank);
   const std::size_t message = largest_dispatch_bytes(shape, room);
-  const std::int64_t num_numbers = room.may_pack() ? max_tokens : 0;
+  const bool may_pack = room.may_pack(max_tokens);
+  const std::int64_t num_numbers = may_pack ? max_tokens : 0;
   HostsSlotLayout layout;
   layout.message_stride = message;
-  layout.sent = offsets.take(room.may_pack() ? map.num_hosts() - 1 : 1, message);
+  layout.sent = offsets.take(may_pack ? map.num_hosts() - 1 : 1, message);
   layout.numbers = offsets.take((map.num_hosts() - 1) * num_numbers, sizeof(std::int32_t));
   for (std::size_t i = 0; i < map.forwarded_by(rank).size(); ++i) {
     HostsSlotLayout::Forward& forward = layout.forwards.emplace_back();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// crossing.h: what crosses between GPUs of different hosts, as messages of fixed size: M tokens of
-// each rank, however many it has and wherever they go. So no host needs to know counts, and a graph
-// captures the messages with the kernels. Then the memory that holds them. Pure functions of the
-// configuration and of the host map: the exchange allocates and sends what they say, and
-// `switchyard plan` counts it.
+// crossing.h: what crosses between GPUs of different hosts, as messages of fixed size unless they
+// are exact: M tokens of each rank, however many it has and wherever they go. So no host needs to
+// know counts, and a graph captures the messages with the kernels. Then the memory that holds them.
+// Pure functions of the configuration and of the host map: the exchange allocates and sends what
+// they say, and `switchyard plan` counts it.
 //
 //   of dispatch  the mode of the call, how many rows follow, ids [M, K], weights [M, K], and of
 //                each region (push_shape.h) rows [C] in wire form and their scales [C, S]
@@ -29,7 +29,9 @@ struct CrossingRoom {
   std::int64_t capacity = 0;  ///< of tokens; 0: every token
   bool is_exact = false;      ///< messages have the size of what crosses
 
-  bool may_pack() const { return capacity > 0 || is_exact; }
+  bool may_pack(std::int64_t max_tokens) const {
+    return is_exact || num_rows(max_tokens) < max_tokens;
+  }
   /// C of a call.
   std::int64_t num_rows(std::int64_t max_tokens) const {
     return capacity > 0 && capacity < max_tokens ? capacity : max_tokens;

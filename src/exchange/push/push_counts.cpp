@@ -92,10 +92,11 @@ void PushExchange::await_word(std::uint64_t& word, Stream stream) {
     if (state != cudaErrorNotReady) cuda::check_cuda(state, "dispatch");
     if (deadline.expired()) {
       group_.control().abort(
-          Errc::kTimeout, group_.rank(),
-          fmt::format("the counts of a dispatch did not come within {:.1f} s: what its stream has "
-                      "ahead of it takes longer",
-                      static_cast<double>(timeout_ms) * 1e-3));
+          Errc::kTimeout, hosts_ == nullptr ? group_.rank() : -1,
+          fmt::format("the counts of a dispatch of rank {} did not come within {:.1f} s: what its "
+                      "stream has ahead of it takes longer{}",
+                      group_.rank(), static_cast<double>(timeout_ms) * 1e-3,
+                      hosts_ == nullptr ? "" : ", or a rank of another host did not call"));
     }
   }
 }

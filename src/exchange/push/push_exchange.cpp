@@ -147,17 +147,22 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   return slot;
 }
 
+// An error while peers already have what this rank sent ends the group.
+void PushExchange::or_abort(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    group_.control().abort(error.code(), group_.rank(), error.what());
+    throw;
+  }
+}
+
 // One kernel for both phases, unless the host looks at the counts in between.
 PushExchange::Slot& PushExchange::dispatch_both(const DispatchCall& call) {
   Slot& slot = open(call);
   if (slot.dispatch.sizing == Sizing::kToBeCounted) {
     launch(slot, cuda::Phases::kSend, call.stream);
-    try {
-      count_rows(slot, counts_behind_send_, call.stream);
-    } catch (const Error& error) {
-      group_.control().abort(error.code(), group_.rank(), error.what());  // peers have its rows
-      throw;
-    }
+    or_abort([&] { count_rows(slot, counts_behind_send_, call.stream); });
     launch(slot, cuda::Phases::kReceive, call.stream);
   } else {
     launch(slot, cuda::Phases::kBoth, call.stream);

@@ -10,6 +10,7 @@
 // everything in the set that c uses.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -73,6 +74,7 @@ class PushExchange final : public ExchangeBackend {
   void enter(Phase phase, const Slot& slot);
   Slot& open(const DispatchCall& call);
   Slot& dispatch_both(const DispatchCall& call);
+  void or_abort(const std::function<void()>& work);
   void launch(const Slot& slot, cuda::Phases phases, Stream stream);
   GridRequest grid_request(const Slot& slot, const KernelRoom& room, cuda::Phases phases) const;
   static bool is_short(const Slot& slot);
@@ -101,7 +103,8 @@ class PushExchange final : public ExchangeBackend {
   bool takes_memory_to_size() const { return options_.exact_memory && !is_shared_gpu(); }
   Sizing sizing_of(const DispatchCall& call, const Slot* earlier) const;
   void count_rows(Slot& slot, bool behind_send, Stream stream);
-  /// Until a kernel has set `word`, in host memory: counts have arrived.
+  /// Until a kernel has set `word`, in pinned memory: counts have arrived. Errors: kTimeout after
+  /// two timeouts, those of check(), kSystem.
   void await_word(std::uint64_t& word, Stream stream);
   std::int64_t exact_rows(const Slot& slot) const;
   void fit_received(Slot& slot, Stream stream);

@@ -92,14 +92,14 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
 
 // Over many hosts few tokens go to any one of them, but every message has room for all.
 void PushHosts::warn_of_padding() const {
-  constexpr int kManyHosts = 8;
+  constexpr int kManyHosts = 8;  // with top-8 of 256 experts a third of the rows are for nobody
   const std::int64_t max_tokens = shape_.config.max_tokens_per_rank;
   const bool are_padded = !room_.is_exact && room_.num_rows(max_tokens) == max_tokens;
   if (rank_ != 0 || map_.num_hosts() <= kManyHosts || !are_padded) return;
   const std::size_t bytes = dispatch_message(shape_, max_tokens, false, room_).num_bytes;
   log(LogLevel::kWarn, "exchange",
-      "a dispatch of {} tokens sends {:.1f} MB to each of {} other hosts, wherever its tokens go; "
-      "ExchangeOptions::host_capacity, or exact_messages, sends less",
+      "a dispatch of up to {} tokens a rank sends {:.1f} MB to each of {} other hosts, wherever "
+      "its tokens go; ExchangeOptions::host_capacity, or exact_messages, sends less",
       max_tokens, static_cast<double>(bytes) * 1e-6, others_.size());
 }
 
@@ -233,6 +233,9 @@ void PushHosts::add_returned(std::vector<LinkMessage>& to, LinkMessage message,
 void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
                           const GridRequest& grid, const WaitSite& site, cudaStream_t stream) {
   const Slot& slot = slots_[index];
+  require(!slot.packing.is_exact || !cuda::is_capturing(stream, "combine"), Errc::kInvalidArgument,
+          "combine: the stream is captured into a graph, but its dispatch was not, and with "
+          "exact_messages the graph would keep the sizes of that call; capture both or neither");
   const bool is_per_host = shape_.config.reduce == Reduce::kPerHost;
   const cuda::CallState& own = kernels.main.base.state;
   if (is_per_host) {
@@ -325,10 +328,11 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   const DispatchMessage message = message_of(call);
   const auto host_size = static_cast<int>(map_.ranks_of(own_host()).size());
   const ReturnMessage returned = return_message(shape_, host_size, call.max_tokens, room_);
+  const LinkMessage any{.data = slot.sent};  // only sizes count
   std::vector<LinkMessage> sent;
   WireBytes bytes;
   for (std::size_t i = 0; i < others_.size(); ++i) {
-    add_dispatched(sent, {}, message, slot.packing, counts.sent[i]);
+    add_dispatched(sent, any, message, slot.packing, counts.sent[i]);
     if (slot.packing.is_exact) bytes.dispatch += kHeadBytes;
     if (gathers) {
       bytes.dispatch +=
@@ -338,7 +342,7 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   for (const LinkMessage& each : sent) bytes.dispatch += static_cast<std::int64_t>(each.num_bytes);
   sent.clear();
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    add_returned(sent, {}, returned, slot.packing, counts.received[i]);
+    add_returned(sent, any, returned, slot.packing, counts.received[i]);
   }
   for (const LinkMessage& each : sent) bytes.combine += static_cast<std::int64_t>(each.num_bytes);
   return bytes;
@@ -364,7 +368,7 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_list_returns(routing_args(kernels, call), 0, nullptr);
   }
   cuda::launch_pack_ids({}, nullptr);
-  if (room_.may_pack()) cuda::launch_number_rows({}, nullptr);
+  if (room_.may_pack(shape_.config.max_tokens_per_rank)) cuda::launch_number_rows({}, nullptr);
   const cuda::CallState& state = kernels.main.base.state;
   cuda::launch_begin_stay(&stay_of(0, kDispatch).begun, nullptr);
   cuda::launch_end_stay(

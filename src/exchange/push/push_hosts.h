@@ -64,8 +64,9 @@ class PushHosts final : public LinkWatch {
   DispatchMessage message_of(const PushDispatch& call) const {
     return dispatch_message(shape_, call.max_tokens, call.routing_only, room_);
   }
-  /// Begins a message of this form with what comes before its rows. Returns null, or what is 0 in
-  /// host memory until it is known how many rows cross, which cross() needs.
+  /// Begins a message of this form with what comes before its rows. Returns the word that the GPU
+  /// sets once the counts of all messages are in pinned memory: to be waited for before cross();
+  /// null where no counts are needed. Errors of both: kSystem, kTimeout, kPeerLost, kAborted.
   std::uint64_t* begin_crossing(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
                                 const DispatchMessage& message, const PushDispatch& call,
                                 const WaitSite& site, cudaStream_t stream);

@@ -17,11 +17,21 @@ void PushExchange::launch_over_hosts(const Slot& slot,
     for (const cuda::DispatchArgs& args : regions) {
       launch_rows(slot, args, cuda::Phases::kSend, stream);
     }
+    std::vector<cuda::DispatchArgs> forwarded;
+    const auto cross = [&] {
+      forwarded =
+          hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get());
+    };
     std::uint64_t* const counts_arrive = hosts_->begin_crossing(index_of(slot), regions, message,
                                                                 slot.dispatch, site_, stream.get());
-    if (counts_arrive != nullptr) await_word(*counts_arrive, stream);
-    const std::vector<cuda::DispatchArgs> forwarded =
-        hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get());
+    if (counts_arrive == nullptr) {
+      cross();
+    } else {
+      or_abort([&] {
+        await_word(*counts_arrive, stream);
+        cross();
+      });
+    }
     for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);
   }
   if (!cuda::receives(phases)) return;

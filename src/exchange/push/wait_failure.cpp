@@ -95,11 +95,11 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
           Errc::kCapacityExceeded,
           Errc::kCapacityExceeded,
           true,
-          rank,
+          record.peer,
           function,
           fmt::format("{} tokens of rank {} go to host {}, its messages have room for {}; raise "
                       "ExchangeOptions::host_capacity",
-                      record.seen, rank, record.token, record.expected)};
+                      record.seen, record.peer, record.token, record.expected)};
     case cuda::WaitFailure::kAborted:
       return {
           Errc::kAborted, Errc::kAborted,
