@@ -260,8 +260,8 @@ struct PrepareFinalizeConfig {
   /// inside the MoE layer). Each computes all tokens, and finalize adds the ranks' results in rank
   /// order.
   bool slices_experts = false;
-  /// kLocal: the experts lie over ep_size ranks, and this one holds those of ep_rank; expert_map
-  /// has -1 for the others, and finalize sums none of theirs.
+  /// kLocal, and kAllGather with slices_experts: the experts lie over ep_size ranks, and this one
+  /// holds those of ep_rank; expert_map has -1 for the others, and finalize sums none of theirs.
   std::int32_t ep_size = 1;
   std::int32_t ep_rank = 0;
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant

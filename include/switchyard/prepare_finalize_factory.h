@@ -71,7 +71,10 @@ SWITCHYARD_API PrepareFinalizeChoice choose_prepare_finalize(
 ///
 ///   group  the ep_size ranks that hold the experts; this rank is ep_rank. With slices_experts the
 ///          dp_size ranks of one data-parallel group; this rank is dp_rank: where there is tensor
-///          parallelism inside, Group::split(tensor-parallel rank, dp_rank) of all ranks
+///          parallelism inside, Group::split(tensor-parallel rank, dp_rank) of all ranks.
+///          kAllGather takes that group with expert parallelism, too, as vLLM does: a token goes
+///          once to each data-parallel rank, to the experts of its tensor-parallel rank there, and
+///          the caller sums the outputs over the tensor-parallel ranks
 ///
 /// Errors: kInvalidArgument and kNotSupported when choose_prepare_finalize refuses the
 /// configuration; kInvalidArgument for a group of another size or rank; kOutOfMemory.

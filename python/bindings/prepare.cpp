@@ -75,8 +75,8 @@ void bind_config(nb::module_& m) {
       .field("global_to_physical", &PrepareFinalizeConfig::global_to_physical,
              "[E] physical id of each expert id; empty: ids are physical.")
       .field("slices_experts", &PrepareFinalizeConfig::slices_experts)
-      .field("ep_size", &PrepareFinalizeConfig::ep_size, "local.")
-      .field("ep_rank", &PrepareFinalizeConfig::ep_rank, "local.")
+      .field("ep_size", &PrepareFinalizeConfig::ep_size, "local, and with slices_experts.")
+      .field("ep_rank", &PrepareFinalizeConfig::ep_rank, "local, and with slices_experts.")
       .field("defers_input_quant", &PrepareFinalizeConfig::defers_input_quant)
       .done();
 }

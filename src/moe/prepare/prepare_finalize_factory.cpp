@@ -207,6 +207,15 @@ PrepareFinalizeChoice choose_sliced(const MoEConfig& moe, const QuantConfig& qua
   return finish(std::move(choice), quant, options);
 }
 
+// With tensor parallelism inside the data-parallel ranks, who has a token's copies: over the
+// data-parallel group alone each copy goes to the experts of its own tensor-parallel rank.
+bool is_data_parallel_alone(const Group& group, const MoEConfig& moe,
+                            const PrepareFinalizeChoice& choice) {
+  return choice.kind == PrepareKind::kAllGather && !choice.config.slices_experts &&
+         moe.pcp_size() == 1 && !moe.is_sequence_parallel() && moe.ep_size() > moe.dp_size() &&
+         group.size() == moe.dp_size() && group.rank() == moe.dp_rank();
+}
+
 void check_group(const Group& group, const MoEConfig& moe, bool slices_experts) {
   const int size = slices_experts ? moe.dp_size() : moe.ep_size();
   const int rank = slices_experts ? moe.dp_rank() : moe.ep_rank();
@@ -222,10 +231,14 @@ void check_group(const Group& group, const MoEConfig& moe, bool slices_experts) 
 std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig& moe,
                                              const PrepareFinalizeChoice& choice,
                                              const ExchangeOptions& exchange) {
-  if (choice.kind != PrepareKind::kLocal) {
-    check_group(group, moe, choice.config.slices_experts);
+  PrepareFinalizeConfig config = choice.config;
+  if (is_data_parallel_alone(group, moe, choice)) {
+    config.slices_experts = true;
+    config.ep_size = moe.ep_size();
+    config.ep_rank = moe.ep_rank();
   }
-  return make_prepare_finalize(choice.kind, group, choice.config, exchange);
+  if (choice.kind != PrepareKind::kLocal) check_group(group, moe, config.slices_experts);
+  return make_prepare_finalize(choice.kind, group, config, exchange);
 }
 
 }  // namespace

@@ -80,12 +80,13 @@ void check_placement(const PrepareRecipe& recipe, const PrepareFinalizeConfig& c
   require(!config.slices_experts || recipe.layout == Layout::kAllGather, Errc::kInvalidArgument,
           "prepare_finalize: slices_experts is set for {}, must be all_gather",
           name_of(recipe.kind));
-  require(config.ep_size >= 1 && config.ep_rank >= 0 && config.ep_rank < config.ep_size &&
-              (is_local || config.ep_size == 1),
-          Errc::kInvalidArgument,
-          "prepare_finalize: ep_rank is {} and ep_size {} for {}, must be {}", config.ep_rank,
-          config.ep_size, name_of(recipe.kind),
-          is_local ? "a rank of at least one" : "0 and 1: its group says who holds the experts");
+  const bool may_hold_part = is_local || config.slices_experts;
+  require(
+      config.ep_size >= 1 && config.ep_rank >= 0 && config.ep_rank < config.ep_size &&
+          (may_hold_part || config.ep_size == 1),
+      Errc::kInvalidArgument, "prepare_finalize: ep_rank is {} and ep_size {} for {}, must be {}",
+      config.ep_rank, config.ep_size, name_of(recipe.kind),
+      may_hold_part ? "a rank of at least one" : "0 and 1: its group says who holds the experts");
 }
 
 }  // namespace
@@ -131,7 +132,7 @@ std::int32_t num_micro_batches_of(const PrepareRecipe& recipe,
 
 ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                               int num_ranks, int rank) {
-  if (recipe.kind == PrepareKind::kLocal) {
+  if (recipe.kind == PrepareKind::kLocal || config.ep_size > 1) {
     return {{config.num_experts, config.ep_size}, config.ep_rank};
   }
   return {{config.num_experts, num_ranks, config.slices_experts}, rank};

@@ -138,7 +138,7 @@ void ExchangePrepareFinalize::add_metadata(MicroBatch& batch, const TensorView& 
   batch.prepared.metadata = {counts, on_host};
 }
 
-// kLocal: the exchange counts the rows of every expert.
+// The exchange counts the rows of every expert.
 void ExchangePrepareFinalize::keep_own_counts(MicroBatch& batch) const {
   Prepared& to = batch.prepared;
   const std::int64_t num_local = num_local_experts();

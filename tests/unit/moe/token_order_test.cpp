@@ -249,5 +249,51 @@ TEST(TokenOrderTest, TheGroupOfSlicesIsTheDataParallelOne) {
   });
 }
 
+// The same with an expert on each of the four ranks: the two of a tensor-parallel rank add up what
+// their experts have.
+TEST(TokenOrderTest, RanksOfTheDataParallelGroupMayHoldWholeExperts) {
+  run_ranks(4, [](const Group& group) {
+    const int dp_rank = group.rank() / 2;
+    const int tp_rank = group.rank() % 2;
+    MoEConfig moe;
+    moe.num_experts = 4;
+    moe.num_topk = 2;
+    moe.hidden = 2;
+    moe.max_num_tokens = 3;
+    moe.parallel =
+        ParallelConfig::make({.tp_size = 2,
+                              .tp_rank = tp_rank,
+                              .dp_size = 2,
+                              .dp_rank = dp_rank,
+                              .enable_expert_parallel = true,
+                              .all2all_backend = All2AllBackend::kAllGatherReduceScatter});
+    const auto of_all = make_prepare_finalize(group, moe, {});
+    EXPECT_EQ(of_all->prepare(ThreeTokens().arguments()).experts.rows.shape(0), 12);
+    const Group data_parallel = group.split(tp_rank, dp_rank);
+    const auto object = make_prepare_finalize(data_parallel, moe, {});
+    EXPECT_EQ(object->num_local_experts(), 1);
+    const std::int32_t expert = moe.ep_rank();
+    const auto map = values_of<std::int32_t>(object->expert_map());
+    for (std::int32_t e = 0; e < 4; ++e) {
+      EXPECT_EQ(map[static_cast<std::size_t>(e)], e == expert ? 0 : -1);
+    }
+    const ThreeTokens in;
+    const Prepared prepared = object->prepare(in.arguments());
+    EXPECT_THAT(values_of<std::int32_t>(prepared.topk_ids),
+                ElementsAre(3, 0, -1, -1, 1, 3, 3, 0, -1, -1, 1, 3));
+    constexpr std::array<int, 4> kRowsOf{2, 2, 0, 4};
+    EXPECT_THAT(values_of<std::int32_t>(prepared.experts.num_rows),
+                ElementsAre(kRowsOf[static_cast<std::size_t>(expert)]));
+    const Tensor output(DType::kBF16, {3, 2});
+    const Tensor choices = rows_of(12, 2, {4, 1, 9, 9, 2, 4, 4, 1, 9, 9, 2, 4});  // id + 1
+    object->finalize({output, TensorView(choices.data(), DType::kBF16, {6, 2, 2})});
+    if (tp_rank == 0) {  // experts 0 and 2
+      EXPECT_THAT(floats_of(output), ElementsAre(0.25f, 0.25f, 0, 0, 0, 0));
+    } else {  // 1 and 3
+      EXPECT_THAT(floats_of(output), ElementsAre(2, 2, 0, 0, 20, 20));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace switchyard
