@@ -143,6 +143,12 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "of --op layer: parts of each rank's tokens that run overlapped")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  verb->add_option(
+          "--shared-experts", options.shared_experts,
+          "of --op layer: experts that every token visits on its own rank, between send and "
+          "receive of combine")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   verb->add_option("--layers", options.layers, "so many in a row make one iteration")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
@@ -208,6 +214,7 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.reduce = *reduce_from_name(options.reduce);
   shape.experts = options.experts;
   shape.num_micro_batches = options.micro_batches;
+  shape.num_shared_experts = options.shared_experts;
   shape.num_layers = options.layers;
   shape.num_runs = options.runs;
   shape.uses_graph = options.graph;

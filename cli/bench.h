@@ -29,6 +29,7 @@ struct BenchOptions {
   std::string reduce = "per_rank";
   std::string experts = "exact";  ///< of --op layer
   int micro_batches = 1;          ///< of --op layer
+  int shared_experts = 0;         ///< of --op layer
   int layers = 1;
   bool graph = false;
   bool pdl = true;  ///< cuda: programmatic dependent launch

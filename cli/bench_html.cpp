@@ -288,7 +288,7 @@ std::string to_html(const BenchReport& report) {
   std::string html = page_start("switchyard bench: " + title);
   html += fmt::format(
       "<h1>{}</h1>\n<p>switchyard {} bench, {}. Hidden {}, {} experts, top-{}; {} on {}, {}, {}, "
-      "{}{}{}{}{}{}{}.</p>\n",
+      "{}{}{}{}{}{}{}{}.</p>\n",
       escaped(title), version(), escaped(report.date), report.workload.hidden,
       report.workload.num_experts, report.workload.num_topk, escaped(options.op),
       escaped(report.engine), escaped(options.layout), escaped(formats_text(options)),
@@ -296,6 +296,7 @@ std::string to_html(const BenchReport& report) {
       options.layers == 1 ? "" : fmt::format(", {} layers", options.layers),
       options.experts == "exact" ? "" : fmt::format(", {} experts", options.experts),
       options.micro_batches == 1 ? "" : fmt::format(", {} micro-batches", options.micro_batches),
+      options.shared_experts == 0 ? "" : fmt::format(", {} shared experts", options.shared_experts),
       options.pdl ? "" : ", no programmatic launches",
       options.max_tokens == 0 ? "" : fmt::format(", room for {} tokens", options.max_tokens),
       options.skew ? ", also with ranks late by a random 0 to 50 us" : "");

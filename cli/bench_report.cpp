@@ -28,6 +28,9 @@ std::string operation_text(const BenchOptions& options) {
       options.layers == 1 ? options.op : fmt::format("{} {}s in a row", options.layers, options.op);
   if (options.experts != "exact") what += fmt::format(", {} experts", options.experts);
   if (options.micro_batches > 1) what += fmt::format(", {} micro-batches", options.micro_batches);
+  if (options.shared_experts > 0) {
+    what += fmt::format(", {} shared experts", options.shared_experts);
+  }
   if (!options.pdl) what += ", no programmatic launches";
   if (options.cold_code) what += ", also after 320 KiB of other code and 64 MiB of traffic";
   if (options.skew) {
@@ -156,6 +159,7 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"reduce", options.reduce},
           {"experts", options.experts},
           {"micro_batches", options.micro_batches},
+          {"shared_experts", options.shared_experts},
           {"layers", options.layers},
           {"graph", options.graph},
           {"pdl", options.device == "cuda" && options.pdl},

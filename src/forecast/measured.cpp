@@ -75,6 +75,11 @@ void require_known_rows(const JsonObject& object, const std::string& path) {
           "plan: {}: rows that return as {} and tokens given as codes are not predicted, must be "
           "of a run without --returned and --codes",
           path, returned);
+  const std::int32_t num_shared = settings.integer_or("shared_experts", 0, 0, kMax);
+  require(num_shared == 0, Errc::kNotSupported,
+          "plan: {}: layers with {} shared experts are not predicted, must be of a run without "
+          "--shared-experts",
+          path, num_shared);
 }
 
 // Of the backends of CPUs, `messages` is not predicted: engine mpi has it where no ranks share a

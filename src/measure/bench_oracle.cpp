@@ -53,6 +53,12 @@ class BenchOracle::Rows {
   std::span<const std::byte> bytes() const { return bytes_; }
   std::span<const std::byte> scales() const { return scales_; }
   std::span<const float> values() const { return values_; }
+  /// As it was before it was quantized.
+  std::vector<float> token() const {
+    std::vector<float> token(bf16_.size());
+    std::transform(bf16_.begin(), bf16_.end(), token.begin(), f32_from_bf16);
+    return token;
+  }
 
  private:
   const BenchShape& shape_;
@@ -104,8 +110,12 @@ void scale_by_expert(std::int32_t expert, std::span<const float> in, std::span<f
 }
 
 BenchOracle::BenchOracle(const BenchShape& shape, std::int64_t iteration, int rank,
-                         ExpertFunction experts)
-    : shape_(shape), iteration_(iteration), rank_(rank), experts_(std::move(experts)) {
+                         ExpertFunction experts, SharedFunction shared)
+    : shape_(shape),
+      iteration_(iteration),
+      rank_(rank),
+      experts_(std::move(experts)),
+      shared_(std::move(shared)) {
   const std::int64_t num_topk = shape.workload.num_topk;
   batch_.num_experts = shape.workload.num_experts;
   for (int r = 0; r < shape.num_ranks; ++r) {
@@ -288,6 +298,13 @@ void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
   }
 }
 
+// To the rounded sum.
+void BenchOracle::add_shared(const Rows& rows, std::span<float> sum) const {
+  std::vector<float> row(sum.size());
+  shared_(rows.token(), row);
+  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = round_bf16(sum[h]) + row[h];
+}
+
 std::int64_t BenchOracle::count_wrong_output(const TensorView& output, std::int64_t max_tokens,
                                              float tolerance) const {
   const std::int64_t hidden = shape_.workload.hidden;
@@ -302,6 +319,7 @@ std::int64_t BenchOracle::count_wrong_output(const TensorView& output, std::int6
     const std::int64_t t = num_checked == 1 ? 0 : i * last / (num_checked - 1);
     rows.load(rank_, t);
     expected_output(rows, t, sum);
+    if (shared_) add_shared(rows, sum);
     if (tolerance > 0) {
       wrong +=
           count_far({output.as<const std::uint16_t>() + t * hidden, sum.size()}, sum, tolerance);

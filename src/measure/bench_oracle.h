@@ -22,13 +22,16 @@ namespace switchyard::measure {
 using ExpertFunction =
     std::function<void(std::int32_t expert, std::span<const float> in, std::span<float> out)>;
 
+/// Maps a token [H] to the row [H] of the shared expert, values that bf16 represents exactly.
+using SharedFunction = std::function<void(std::span<const float> in, std::span<float> out)>;
+
 /// Cheap, and different for neighboring experts: x * (1 + 0.37 (expert mod 7)), rounded to bf16.
 void scale_by_expert(std::int32_t expert, std::span<const float> in, std::span<float> out);
 
 class BenchOracle {
  public:
   BenchOracle(const BenchShape& shape, std::int64_t iteration, int rank,
-              ExpertFunction experts = scale_by_expert);
+              ExpertFunction experts = scale_by_expert, SharedFunction shared = {});
 
   /// Counts the elements that differ, bit by bit, from what must have arrived. Rows and scales are
   /// contiguous [N, ...], scales row-major; scales are absent where the scheme has none and [1] for
@@ -54,12 +57,14 @@ class BenchOracle {
   void expected_output(const Rows& rows, std::int64_t token, std::span<float> sum) const;
   void add_choices(const Rows& rows, std::int64_t token, std::span<float> sum) const;
   void pass_wire(std::span<float> row) const;
+  void add_shared(const Rows& rows, std::span<float> sum) const;
   const std::int32_t* ids_of(int source, std::int64_t token) const;
 
   BenchShape shape_;
   std::int64_t iteration_;
   int rank_;
   ExpertFunction experts_;
+  SharedFunction shared_;                       ///< may be empty
   reference::Batch batch_;                      ///< ids and weights of all ranks; no token values
   std::vector<reference::Position> positions_;  ///< of this rank, by (source, token)
   std::vector<std::int64_t> counts_;            ///< [L] rows per expert

@@ -98,6 +98,13 @@ void check_shape(const BenchShape& shape) {
           Errc::kInvalidArgument,
           "bench: --experts {} and --micro-batches {} with --op {}, must be layer, or exact and 1",
           shape.experts, shape.num_micro_batches, name_of(shape.operation));
+  require(
+      shape.num_shared_experts == 0 ||
+          (shape.operation == Operation::kLayer && shape.experts != "cublas"),
+      Errc::kInvalidArgument,
+      "bench: --shared-experts {} with --op {} and --experts {}, must be layer, and exact, onednn "
+      "or cutlass: a run cannot be held back while cublas waits for the shared rows",
+      shape.num_shared_experts, name_of(shape.operation), shape.experts);
   require(shape.experts != "cublas" || shape.layout == Layout::kBatched, Errc::kInvalidArgument,
           "bench: --experts cublas with --layout {}, whose counts they read on the host while the "
           "start of a run is held back; must be --layout batched, or --experts cutlass",

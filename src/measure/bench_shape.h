@@ -42,6 +42,7 @@ struct BenchShape {
   Reduce reduce = Reduce::kPerRank;
   std::string experts = "exact";  ///< layer: the kind, as in make_experts
   int num_micro_batches = 1;      ///< layer: parts of each rank's tokens that run overlapped
+  int num_shared_experts = 0;     ///< layer: of the size of one routed expert, as one expert
   int num_layers = 1;             ///< consecutive operations that make up one iteration
   std::int64_t num_runs = 51;     ///< timed iterations
   bool uses_graph = false;  ///< device: replays graphs instead of timing launches between events

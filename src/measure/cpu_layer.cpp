@@ -45,7 +45,8 @@ class LayerRun {
 
   std::int64_t count_wrong(std::int64_t iteration) {
     apply_layer(*kernel_, shape_, prepare(iteration), output_);
-    const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload));
+    const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload),
+                             reference_shared(shape_));
     return oracle.count_wrong_output(output_, kCheckedTokens, layer_tolerance(shape_));
   }
 

@@ -290,7 +290,9 @@ std::int64_t cpu_bytes_needed(const BenchShape& shape) {
   const int columns = std::min(shape.num_ranks, workload.num_topk);
   double bytes = tokens * row * (2.0 + 2.0 * columns + 3.0 * workload.num_topk);
   if (shape.operation == Operation::kLayer) {
-    bytes += 1.5 * row * static_cast<double>(workload.intermediate) * 2.0 * workload.num_experts;
+    const double num_experts =
+        workload.num_experts + static_cast<double>(shape.num_ranks) * shape.num_shared_experts;
+    bytes += 1.5 * row * static_cast<double>(workload.intermediate) * 2.0 * num_experts;
   }
   constexpr double kMax = 9e18;
   return static_cast<std::int64_t>(std::min(bytes, kMax));

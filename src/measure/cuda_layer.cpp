@@ -43,7 +43,8 @@ class CudaLayerRun {
     kernel_->check();
     const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});
     meter_.queue().copy(output.data(), output_.get(), output_bytes());
-    const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload));
+    const BenchOracle oracle(shape_, iteration, group_.rank(), reference_expert(shape_.workload),
+                             reference_shared(shape_));
     return oracle.count_wrong_output(output, kCheckedTokens, layer_tolerance(shape_));
   }
 

@@ -154,6 +154,7 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
   if (shape.operation == Operation::kLayer) {
     const auto inner = static_cast<double>(workload.intermediate);
     bytes += num_local * 3 * back_row * inner + num_rows * (2 * back_row + 8 * inner);
+    bytes += shape.num_shared_experts * (3 * back_row * inner + tokens * (back_row + 8 * inner));
   }
   constexpr double kMax = 9e18;
   return static_cast<std::int64_t>(std::min(bytes, kMax));

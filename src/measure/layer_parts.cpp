@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "switchyard/micro_batches.h"
 
+#include "core/bytes.h"
 #include "core/random.h"
 #include "plan/expert_ownership.h"
 #include "quant/bf16.h"
@@ -48,17 +50,42 @@ reference::Table<float> reference_matrix(std::int32_t expert, std::uint64_t matr
   return table;
 }
 
+// What one expert returns for one row.
+void reference_mlp(std::int32_t expert, std::int64_t inner, std::span<const float> in,
+                   std::span<float> out) {
+  const auto hidden = static_cast<std::int64_t>(in.size());
+  reference::MlpWeights weights;
+  weights.num_experts = 1;
+  weights.hidden = hidden;
+  weights.intermediate = inner;
+  weights.gate = reference_matrix(expert, kGate, inner, hidden);
+  weights.up = reference_matrix(expert, kUp, inner, hidden);
+  weights.down = reference_matrix(expert, kDown, hidden, inner);
+  const reference::Table<float> row(1, hidden, {in.begin(), in.end()});
+  const auto result = reference::expert_mlp(weights, 0, row, schemes::kNone);
+  std::copy(result.data.begin(), result.data.end(), out.begin());
+}
+
+std::int64_t shared_width(const BenchShape& shape) {
+  return checked_mul<std::int64_t>(shape.num_shared_experts, shape.workload.intermediate);
+}
+
 }  // namespace
 
-LayerWeights::LayerWeights(const Workload& workload, int rank, int num_ranks) {
+LayerWeights::LayerWeights(std::int32_t first, std::int32_t count, std::int64_t hidden,
+                           std::int64_t intermediate)
+    : gate_(make_matrices(first, count, kGate, intermediate, hidden)),
+      up_(make_matrices(first, count, kUp, intermediate, hidden)),
+      down_(make_matrices(first, count, kDown, hidden, intermediate)) {}
+
+LayerWeights routed_weights(const Workload& workload, int rank, int num_ranks) {
   const ExpertOwnership ownership{workload.num_experts, num_ranks};
-  const std::int32_t first = ownership.first(rank);
-  const std::int32_t count = ownership.count(rank);
-  const std::int64_t hidden = workload.hidden;
-  const std::int64_t inner = workload.intermediate;
-  gate_ = make_matrices(first, count, kGate, inner, hidden);
-  up_ = make_matrices(first, count, kUp, inner, hidden);
-  down_ = make_matrices(first, count, kDown, hidden, inner);
+  return {ownership.first(rank), ownership.count(rank), workload.hidden, workload.intermediate};
+}
+
+// Behind the routed experts.
+LayerWeights shared_weights(const BenchShape& shape) {
+  return {shape.workload.num_experts, 1, shape.workload.hidden, shared_width(shape)};
 }
 
 ExpertWeights LayerWeights::view() const {
@@ -71,18 +98,15 @@ ExpertWeights LayerWeights::view() const {
 
 ExpertFunction reference_expert(const Workload& workload) {
   return [workload](std::int32_t expert, std::span<const float> in, std::span<float> out) {
-    const std::int64_t hidden = workload.hidden;
-    const std::int64_t inner = workload.intermediate;
-    reference::MlpWeights weights;
-    weights.num_experts = 1;
-    weights.hidden = hidden;
-    weights.intermediate = inner;
-    weights.gate = reference_matrix(expert, kGate, inner, hidden);
-    weights.up = reference_matrix(expert, kUp, inner, hidden);
-    weights.down = reference_matrix(expert, kDown, hidden, inner);
-    const reference::Table<float> row(1, hidden, {in.begin(), in.end()});
-    const auto result = reference::expert_mlp(weights, 0, row, schemes::kNone);
-    std::copy(result.data.begin(), result.data.end(), out.begin());
+    reference_mlp(expert, workload.intermediate, in, out);
+  };
+}
+
+SharedFunction reference_shared(const BenchShape& shape) {
+  if (shape.num_shared_experts == 0) return {};
+  return [expert = shape.workload.num_experts, width = shared_width(shape)](
+             std::span<const float> in, std::span<float> out) {
+    reference_mlp(expert, width, in, out);
   };
 }
 
@@ -115,10 +139,14 @@ float layer_tolerance(const BenchShape& shape) {
 
 std::unique_ptr<ModularKernel> make_layer(const Group& group, const BenchShape& shape,
                                           const ExchangeOptions& options) {
-  const LayerWeights weights(shape.workload, group.rank(), group.size());
+  const LayerWeights weights = routed_weights(shape.workload, group.rank(), group.size());
+  SharedExpert shared;
+  if (shape.num_shared_experts > 0) {
+    shared.experts = make_experts(shape.experts, shared_weights(shape).view(), {}, options.device);
+  }
   return std::make_unique<ModularKernel>(
       make_prepare_finalize(layer_kind(shape.layout), group, layer_config(shape), options),
-      make_experts(shape.experts, weights.view(), {}, options.device));
+      make_experts(shape.experts, weights.view(), {}, options.device), std::move(shared));
 }
 
 void apply_layer(ModularKernel& layer, const BenchShape& shape, const PrepareArguments& arguments,

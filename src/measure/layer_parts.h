@@ -18,10 +18,11 @@ namespace switchyard::measure {
 
 inline constexpr std::int64_t kCheckedTokens = 4;  ///< per rank; the oracle is slow
 
-/// bf16 weights of one rank's experts.
+/// bf16 weights of consecutive experts.
 class LayerWeights {
  public:
-  LayerWeights(const Workload& workload, int rank, int num_ranks);
+  LayerWeights(std::int32_t first, std::int32_t count, std::int64_t hidden,
+               std::int64_t intermediate);
   ExpertWeights view() const;
 
  private:
@@ -30,8 +31,15 @@ class LayerWeights {
   Tensor down_;
 };
 
-/// Returns the oracle's expert function for these weights.
+/// Of one rank's routed experts.
+LayerWeights routed_weights(const Workload& workload, int rank, int num_ranks);
+/// Of the shared experts, as models store them: one expert with the width of all. The same on every
+/// rank.
+LayerWeights shared_weights(const BenchShape& shape);
+
+/// Return the oracle's functions for these weights; empty without shared experts.
 ExpertFunction reference_expert(const Workload& workload);
+SharedFunction reference_shared(const BenchShape& shape);
 
 /// Returns the prepare/finalize class that has this layout.
 PrepareKind layer_kind(Layout layout);

@@ -58,6 +58,7 @@ TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
   EXPECT_EQ(json["settings"]["runs"], 30);
   EXPECT_EQ(json["settings"]["returned"], "none");
   EXPECT_EQ(json["settings"]["codes"], false);
+  EXPECT_EQ(json["settings"]["shared_experts"], 0);
   ASSERT_EQ(json["floors"].size(), 1u);
   EXPECT_EQ(json["floors"][0]["bytes"], "copied");
   EXPECT_GT(json["floors"][0]["start_us"], 0);
@@ -95,6 +96,7 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--op", "combine", "--layout", "by_rank", "--max-tokens", "50", "--engine", "local"},
       {"--codes", "--returned", "fp8_block", "--scheme", "fp8_ue8m0_deepep"},
       {"--op", "layer", "--returned", "int8_block", "--layout", "compact"},
+      {"--op", "layer", "--shared-experts", "2", "--micro-batches", "2"},
   };
   for (const Arguments& arguments : cases) {
     const nlohmann::json json = bench_json(arguments);
@@ -214,6 +216,7 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--op", "layer", "--experts", "cublas"}, "must be --device cuda");
   expect_usage_error({"--op", "layer", "--device", "cuda", "--experts", "cublas"},
                      "must be --layout batched");
+  expect_usage_error({"--shared-experts", "1"}, "--shared-experts 1 with --op pair");
   expect_usage_error({"--returned", "nvfp4"}, "--returned");
   expect_usage_error({"--codes", "--scheme", "none"}, "--codes with --scheme none");
   expect_usage_error({"--codes", "--op", "layer"}, "must be a quantized scheme and dispatch");
@@ -264,6 +267,7 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "layer", "--layout", "compact", "--scheme", "none"},
       {"--op", "layer", "--graph", "--micro-batches", "2"},
       {"--op", "layer", "--layout", "batched", "--reduce", "per_expert"},
+      {"--op", "layer", "--shared-experts", "2", "--graph"},
       {"--op", "pair", "--layout", "batched", "--graph", "--max-tokens", "300"},
       {"--codes", "--returned", "fp8_block", "--graph"},
       {"--codes", "--scheme", "int8_token", "--returned", "mxfp8", "--layout", "compact"},

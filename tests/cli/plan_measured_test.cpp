@@ -21,7 +21,7 @@ TEST(PlanMeasuredTest, WhatIsNotABenchFileIsRefused) {
                  "was measured on GPUs, but constants cpu are of CPUs");
 }
 
-TEST(PlanMeasuredTest, CodesAndQuantizedReturnsAreNotPredicted) {
+TEST(PlanMeasuredTest, CodesQuantizedReturnsAndSharedExpertsAreNotPredicted) {
   const TempFolder folder;
   nlohmann::json file = nlohmann::json::parse(
       text_of(SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json"));
@@ -31,6 +31,10 @@ TEST(PlanMeasuredTest, CodesAndQuantizedReturnsAreNotPredicted) {
   file["settings"]["returned"] = "none";
   file["settings"]["codes"] = true;
   expect_refused({"--measured", folder.write("codes.json", file.dump())}, phrase);
+  file["settings"]["codes"] = false;
+  file["settings"]["shared_experts"] = 1;
+  expect_refused({"--measured", folder.write("shared.json", file.dump())},
+                 "must be of a run without --shared-experts");
 }
 
 TEST(PlanMeasuredTest, MeasuredFilesSayAllButConstants) {
