@@ -1,4 +1,4 @@
-# What a wheel contains besides Python code. Library and command look for the CUDA module beside themselves.
+# What a wheel contains besides Python code. Library and command look for the modules of CUDA and MPI beside themselves.
 set(package switchyard)
 set(targets switchyard_native)
 if(SWITCHYARD_BUILD_CLI)
@@ -12,6 +12,10 @@ foreach(target IN LISTS targets)
   # DT_RPATH, which the vendored libraries' own needs follow too.
   target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
 endforeach()
+# libmpi is the machine's: it must be the one of mpirun, and of mpi4py where a program uses that.
+if(TARGET switchyard_mpi)
+  list(APPEND targets switchyard_mpi)
+endif()
 install(TARGETS ${targets} COMPONENT python LIBRARY DESTINATION ${package} RUNTIME DESTINATION ${package})
 install(FILES ${package_folder}/_native.pyi DESTINATION ${package} COMPONENT python)
 
