@@ -75,8 +75,9 @@ std::vector<std::string> reachable_addresses(const std::vector<NetworkInterface>
     if (!one.is_up || one.is_loopback) continue;
     std::ranges::remove_copy_if(one.addresses, std::back_inserter(addresses), is_link_local);
   }
-  std::ranges::stable_partition(
-      addresses, [](const std::string& address) { return address.find(':') == address.npos; });
+  std::stable_partition(addresses.begin(), addresses.end(), [](const std::string& address) {
+    return address.find(':') == address.npos;
+  });
   return addresses;
 }
 
