@@ -61,7 +61,7 @@ wheel:
 	rm -rf build/wheels/linux
 	PATH=$$PATH:/usr/local/cuda/bin CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel-python/bin/pip wheel --no-deps -w build/wheels/linux \
 	  -C cmake.define.SWITCHYARD_WITH_CUDA=ON .
-	PATH=$(CURDIR)/build/wheel-python/bin:$$PATH auditwheel repair --exclude 'libmpi.so.*' -w build/wheels build/wheels/linux/*.whl
+	PATH=$(CURDIR)/build/wheel-python/bin:$$PATH auditwheel repair --exclude 'libmpi*.so.*' -w build/wheels build/wheels/linux/*.whl
 	@ls -l build/wheels/*.whl
 
 test: release

@@ -30,6 +30,7 @@ endif()
 # The MPI module, and the program that `bench --baseline mpi` starts. Sanitizers would report errors of MPI itself.
 set(SWITCHYARD_HAS_MPI OFF)
 if(NOT SWITCHYARD_WITH_MPI STREQUAL "OFF" AND NOT SWITCHYARD_SANITIZE)
+  set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI 3.0 COMPONENTS CXX QUIET)
   if(MPI_CXX_FOUND)
     set(SWITCHYARD_HAS_MPI ON)

@@ -256,9 +256,9 @@ struct PrepareFinalizeConfig {
   /// [E] physical id of each expert id, for placements other than linear; -1 stays. Empty:
   /// ids are physical.
   std::vector<std::int32_t> global_to_physical{};
-  /// kAllGather: every rank of the group holds a slice of each of the E experts (tensor parallelism
-  /// inside the MoE layer). Each computes all tokens, and finalize adds the ranks' results in rank
-  /// order.
+  /// kAllGather: every rank of the group gets every token and holds a slice of each of the E
+  /// experts (tensor parallelism inside the MoE layer) or, with ep_size above 1, some experts
+  /// whole. Finalize adds the ranks' results in rank order.
   bool slices_experts = false;
   /// kLocal, and kAllGather with slices_experts: the experts lie over ep_size ranks, and this one
   /// holds those of ep_rank; expert_map has -1 for the others, and finalize sums none of theirs.

@@ -118,16 +118,21 @@ class Forecaster {
   }
 
   std::string why_not(const Choice& choice) const {
-    if (!choice.memory.obstacle.empty()) return choice.memory.obstacle;
+    const std::string too_large =
+        fits(choice) ? ""
+                     : fmt::format("takes {}, must be at most {}", gb_text(bytes_of(choice.memory)),
+                                   gb_text(question_.max_memory_bytes));
+    if (!choice.memory.obstacle.empty()) {
+      const bool is_stated = choice.memory.exceeds_ranks && !too_large.empty();
+      return choice.memory.obstacle + (is_stated ? "; " + too_large : "");
+    }
     if (!choice.is_timed) return "its time is not predicted";
-    if (fits(choice)) return {};
-    return fmt::format("takes {}, must be at most {}", gb_text(bytes_of(choice.memory)),
-                       gb_text(question_.max_memory_bytes));
+    return too_large;
   }
 
   bool fits(const Choice& choice) const {
-    const double most = question_.max_memory_bytes;
-    return most == 0 || bytes_of(choice.memory) <= most;
+    const double max_bytes = question_.max_memory_bytes;
+    return max_bytes == 0 || bytes_of(choice.memory) <= max_bytes;
   }
 
   const Choice& choice_at(int index) const {

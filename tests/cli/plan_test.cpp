@@ -190,6 +190,8 @@ TEST(PlanTest, MoreGpusThanAnExchangeHasAreCountedButNotPossible) {
   // A limit of memory holds there, too.
   const nlohmann::json tight = json_of({"--hosts", "16", "--tokens", "8", "--memory", "0.001"});
   EXPECT_TRUE(tight["forecasts"][0]["best_without_limit"].is_null());
+  EXPECT_THAT(tight["forecasts"][0]["choices"][0]["why_not"].get<std::string>(),
+              AllOf(HasSubstr("128 ranks"), HasSubstr("must be at most 0.001 GB")));
 }
 
 TEST(PlanTest, CpuRanksThatShareNoHostHaveMessagesAlone) {

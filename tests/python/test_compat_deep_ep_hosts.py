@@ -43,7 +43,7 @@ RANK = """
     try:
         main()
     except switchyard.NotAvailableError as error:
-        if "MPI module is not there" not in str(error):
+        if "MPI module is not there" not in str(error) or "libswitchyard_mpi.so" in os.listdir(os.path.dirname(switchyard.__file__)):
             raise
         print("no MPI:", error)
 """
@@ -53,10 +53,10 @@ def test_two_hosts_of_two(start_program):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     launcher = start_program("""
-        import subprocess, sys
+        import os, sys
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo",
                    "-n", "4", sys.executable, "-c", sys.argv[1]]
-        sys.exit(subprocess.run(command).returncode)
+        os.execvp(command[0], command)
     """, textwrap.dedent(RANK))
     out, errors = launcher.communicate(timeout=100)
     assert launcher.returncode == 0, errors

@@ -62,7 +62,7 @@ typedef struct sy_exchange_options {
   bool no_programmatic_launch;
   bool exact_memory;   ///< GPUs: memory for as many rows as came at most
   bool keeps_routing;  ///< GPUs: for `earlier` and sy_dispatch_reopen; CPUs always keep it
-  // GPUs of several hosts; the same on every rank. They take memory for a message to each host.
+  // GPUs of several hosts; the same on every rank. They allocate a message to each host.
   bool exact_messages;    ///< messages have the size of what crosses; who sends waits for counts on
                           ///< the host, unless the call is captured, which all ranks do or none
   int64_t host_capacity;  ///< tokens of a rank that may go to one other host, more are

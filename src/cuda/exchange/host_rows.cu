@@ -46,7 +46,8 @@ __device__ __forceinline__ T* in_message(T* at, const Messages& messages, int m)
 __global__ void __launch_bounds__(kNumberThreads)
     number_rows_kernel(const __grid_constant__ NumberRowsArgs a) {
   __shared__ int shared[kNumberThreads / kLanes];
-  if (static_cast<int>(blockIdx.x) >= a.num_lists || has_failed(a.watch)) return;
+  if (static_cast<int>(blockIdx.x) >= a.num_lists) return;
+  if (__syncthreads_or(static_cast<int>(has_failed(a.watch))) != 0) return;
   const NumberedTokens& list = a.lists[blockIdx.x];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;

@@ -98,7 +98,7 @@ void PushHosts::warn_of_padding() const {
   if (rank_ != 0 || map_.num_hosts() <= kManyHosts || !are_padded) return;
   const std::size_t bytes = dispatch_message(shape_, max_tokens, false, room_).num_bytes;
   log(LogLevel::kWarn, "exchange",
-      "a dispatch of up to {} tokens a rank sends {:.1f} MB to each of {} other hosts, wherever "
+      "a dispatch of up to {} tokens per rank sends {:.1f} MB to each of {} other hosts, wherever "
       "its tokens go; ExchangeOptions::host_capacity, or exact_messages, sends less",
       max_tokens, static_cast<double>(bytes) * 1e-6, others_.size());
 }

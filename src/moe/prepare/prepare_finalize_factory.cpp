@@ -225,7 +225,7 @@ void check_group(const Group& group, const MoEConfig& moe, bool slices_experts) 
           group.rank(), group.size(), rank, size,
           slices_experts ? "with tokens of their own; without expert parallelism pass the "
                            "data-parallel group, see Group::split"
-                         : "that hold the experts");
+                         : "that hold the experts (all_gather also takes the data-parallel group)");
 }
 
 std::unique_ptr<PrepareFinalize> make_choice(const Group& group, const MoEConfig& moe,
