@@ -3,7 +3,8 @@
 // Tokens on their way to ranks of other hosts: packed into messages, sent to forwarders, and passed
 // on by them.
 
-#include <algorithm>
+#include <atomic>
+#include <mutex>
 
 #include "cuda/base/check.h"
 #include "exchange/push/push_hosts.h"
@@ -63,7 +64,7 @@ void PushHosts::number_forwarded(const Slot& slot, const cuda::DispatchArgs& own
   cuda::launch_number_rows(args, stream);
 }
 
-// Who sent what has come; `end` also says what the kernels behind see of a failure.
+// The kernel behind the messages compares the modes that have come with them.
 cuda::EndStayArgs PushHosts::end_of_dispatch(const Slot& slot, const cuda::DispatchArgs& own,
                                              const DispatchMessage& message) const {
   cuda::EndStayArgs end{.state = own.state, .watch = own.watch, .mode = own.mode};

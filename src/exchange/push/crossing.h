@@ -103,7 +103,7 @@ struct HostsSlotLayout {
   struct Forward {
     std::size_t message = 0;  ///< of dispatch, then of combine
     ListOffsets lists;
-    std::size_t numbers = 0;  ///< [T] i32: which row a token is, where messages may be packed
+    std::size_t numbers = 0;  ///< [T] i32: row of each token in a packed message
   };
   std::size_t sent = 0;               ///< a message, or one to each other host
   std::size_t message_stride = 0;     ///< of these

@@ -212,21 +212,28 @@ TEST(TokenOrderTest, SlicesAreOfAllGatherAlone) {
   });
 }
 
-// Two data-parallel ranks of two tensor-parallel ranks each: finalize adds the former.
+// Two data-parallel ranks of two tensor-parallel ranks each.
+MoEConfig two_by_two(int dp_rank, int tp_rank, bool has_expert_parallel) {
+  MoEConfig moe;
+  moe.num_experts = 4;
+  moe.num_topk = 2;
+  moe.hidden = 2;
+  moe.max_num_tokens = 3;
+  moe.parallel = ParallelConfig::make({.tp_size = 2,
+                                       .tp_rank = tp_rank,
+                                       .dp_size = 2,
+                                       .dp_rank = dp_rank,
+                                       .enable_expert_parallel = has_expert_parallel,
+                                       .all2all_backend = All2AllBackend::kAllGatherReduceScatter});
+  return moe;
+}
+
+// Finalize adds the data-parallel ranks.
 TEST(TokenOrderTest, TheGroupOfSlicesIsTheDataParallelOne) {
   run_ranks(4, [](const Group& group) {
     const int dp_rank = group.rank() / 2;
     const int tp_rank = group.rank() % 2;
-    MoEConfig moe;
-    moe.num_experts = 4;
-    moe.num_topk = 2;
-    moe.hidden = 2;
-    moe.max_num_tokens = 3;
-    moe.parallel = ParallelConfig::make({.tp_size = 2,
-                                         .tp_rank = tp_rank,
-                                         .dp_size = 2,
-                                         .dp_rank = dp_rank,
-                                         .enable_expert_parallel = false});
+    const MoEConfig moe = two_by_two(dp_rank, tp_rank, false);
     const PrepareFinalizeChoice choice = choose_prepare_finalize(moe, {});
     EXPECT_EQ(choice.kind, PrepareKind::kAllGather);
     EXPECT_TRUE(choice.config.slices_experts);
@@ -255,18 +262,7 @@ TEST(TokenOrderTest, RanksOfTheDataParallelGroupMayHoldWholeExperts) {
   run_ranks(4, [](const Group& group) {
     const int dp_rank = group.rank() / 2;
     const int tp_rank = group.rank() % 2;
-    MoEConfig moe;
-    moe.num_experts = 4;
-    moe.num_topk = 2;
-    moe.hidden = 2;
-    moe.max_num_tokens = 3;
-    moe.parallel =
-        ParallelConfig::make({.tp_size = 2,
-                              .tp_rank = tp_rank,
-                              .dp_size = 2,
-                              .dp_rank = dp_rank,
-                              .enable_expert_parallel = true,
-                              .all2all_backend = All2AllBackend::kAllGatherReduceScatter});
+    const MoEConfig moe = two_by_two(dp_rank, tp_rank, true);
     const auto of_all = make_prepare_finalize(group, moe, {});
     EXPECT_EQ(of_all->prepare(ThreeTokens().arguments()).experts.rows.shape(0), 12);
     const Group data_parallel = group.split(tp_rank, dp_rank);
