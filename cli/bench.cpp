@@ -76,6 +76,7 @@ void check_device(const BenchOptions& options) {
 // Checks once, before any rank starts, what every rank would refuse.
 void check_before(const BenchOptions& options, int num_ranks) {
   check_device(options);
+  check_messages("bench", options.exact_messages, options.host_capacity, options.device);
   require_experts("bench", options.experts, options.device);
   bench_shapes(options, num_ranks);
   require_device("bench", options.device);
@@ -162,6 +163,7 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "each; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
+  add_messages(verb, options.exact_messages, options.host_capacity);
 }
 
 void add_other_options(CLI::App* verb, BenchOptions& options) {
@@ -222,6 +224,8 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.has_cold_code = options.cold_code;
   shape.has_skew = options.skew;
   shape.has_stages = options.stages;
+  shape.has_exact_messages = options.exact_messages;
+  shape.host_capacity = options.host_capacity;
   shape.seed = options.seed;
   std::vector<std::int64_t> budgets{0};
   if (!options.sms.empty()) budgets = parse_list("--sms", options.sms, kMaxSms);

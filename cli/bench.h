@@ -38,7 +38,9 @@ struct BenchOptions {
   bool skew = false;
   bool stages = false;
   std::string routing = "uniform";
-  int hosts = 1;  ///< on which rows between hosts are counted
+  int hosts = 1;                   ///< on which rows between hosts are counted
+  bool exact_messages = false;     ///< cuda, several hosts: as in ExchangeOptions
+  std::int64_t host_capacity = 0;  ///< likewise
   std::int64_t runs = 51;
   std::uint64_t seed = 1;
   std::int64_t timeout_ms = 0;

@@ -205,21 +205,30 @@ bool has_baselines(const BenchReport& report) {
                      [](const BenchRow& row) { return row.baseline.has_value(); });
 }
 
-// Columns of calls that were timed one by one.
-std::vector<const char*> apart_names(const BenchReport& report) {
+// Columns of calls that were timed one by one, and of what crosses between GPUs of several hosts.
+std::vector<const char*> other_names(const BenchReport& report) {
   std::vector<const char*> names;
   if (report.options.cold_code || report.options.skew) names.push_back("apart");
   if (report.options.cold_code) names.push_back("cold code");
   if (report.options.skew) names.push_back("skewed");
+  if (report.has_host_calls()) {
+    names.insert(names.end(), {"dispatch bytes to hosts", "combine bytes to hosts", "hosts"});
+  }
   return names;
 }
 
-std::vector<double> apart_times(const BenchReport& report, const BenchRow& row) {
-  std::vector<double> us;
-  if (report.options.cold_code || report.options.skew) us.push_back(row.apart_us);
-  if (report.options.cold_code) us.push_back(row.cold_us);
-  if (report.options.skew) us.push_back(row.skewed_us);
-  return us;
+std::vector<std::string> other_texts(const BenchReport& report, const BenchRow& row) {
+  std::vector<std::string> texts;
+  const BenchOptions& options = report.options;
+  if (options.cold_code || options.skew) texts.push_back(time_text(row.apart_us));
+  if (options.cold_code) texts.push_back(time_text(row.cold_us));
+  if (options.skew) texts.push_back(time_text(row.skewed_us));
+  if (report.has_host_calls()) {
+    texts.push_back(std::to_string(row.host_dispatch.value_or(HostCall()).bytes));
+    texts.push_back(std::to_string(row.host_combine.value_or(HostCall()).bytes));
+    texts.push_back(time_text(row.host_us));
+  }
+  return texts;
 }
 
 std::string table_row(const BenchReport& report, const BenchRow& row) {
@@ -228,7 +237,7 @@ std::string table_row(const BenchReport& report, const BenchRow& row) {
   html += fmt::format("<td>{}</td>", row.shape.num_tokens);
   if (!row.left_out.empty()) {
     return html + fmt::format("<td class=\"text\" colspan=\"{}\">left out: {}</td></tr>\n",
-                              (has_baselines(report) ? 8 : 7) + apart_names(report).size(),
+                              (has_baselines(report) ? 8 : 7) + other_names(report).size(),
                               escaped(row.left_out));
   }
   html += fmt::format(
@@ -236,8 +245,7 @@ std::string table_row(const BenchReport& report, const BenchRow& row) {
       time_text(row.p50_us), time_text(row.p99_us), row.wire_gb_per_second(),
       time_text(row.floor_us), 100 * row.of_floor(), row.num_wrong == 0 ? "" : " class=\"bad\"",
       row.num_wrong, escaped(row.method));
-  for (const double us : apart_times(report, row))
-    html += fmt::format("<td>{}</td>", time_text(us));
+  for (const std::string& text : other_texts(report, row)) html += fmt::format("<td>{}</td>", text);
   if (!has_baselines(report)) return html + "</tr>\n";
   html += row.baseline
               ? fmt::format("<td class=\"text\">{} {} ({:.2f}x)</td>", escaped(row.baseline->name),
@@ -253,7 +261,7 @@ std::string table_section(const BenchReport& report) {
        {"tokens", "p50", "p99", "wire GB/s", "floor", "of floor", "wrong", "method"}) {
     html += fmt::format("<th>{}</th>", name);
   }
-  for (const char* name : apart_names(report)) html += fmt::format("<th>{}</th>", name);
+  for (const char* name : other_names(report)) html += fmt::format("<th>{}</th>", name);
   if (has_baselines(report)) html += "<th class=\"text\">baseline</th>";
   html += "</tr></thead><tbody>\n";
   for (const BenchRow& row : report.rows) html += table_row(report, row);
@@ -261,7 +269,7 @@ std::string table_section(const BenchReport& report) {
       "</tbody></table><p>Times in microseconds. p99 is the maximum below 100 iterations. Method ";
   return html +
          "<b>calls</b>: blocking calls, from a barrier to their return; <b>graph</b>, "
-         "<b>events</b>: CUDA graphs or events.</p></section>\n";
+         "<b>events</b>, <b>launched</b>: CUDA graphs or events.</p></section>\n";
 }
 
 std::string machine_section(const BenchReport& report) {

@@ -36,6 +36,10 @@ std::string operation_text(const BenchOptions& options) {
   if (options.skew) {
     what += fmt::format(", also with ranks late by a random 0 to 50 us (seed {})", options.seed);
   }
+  if (options.exact_messages) what += ", messages of exact size";
+  if (options.host_capacity > 0) {
+    what += fmt::format(", messages of {} tokens", options.host_capacity);
+  }
   if (options.max_tokens > 0) what += fmt::format(", room for {} tokens", options.max_tokens);
   if (options.graph) {
     return fmt::format(
@@ -116,6 +120,10 @@ nlohmann::ordered_json json_of(const std::vector<measure::StageTimes>& stages) {
   return json;
 }
 
+nlohmann::ordered_json json_of(const HostCall& call) {
+  return {{"bytes_per_token", call.bytes_per_token}, {"bytes", call.bytes}};
+}
+
 nlohmann::ordered_json json_of(const BenchReport& report, const BenchRow& row) {
   nlohmann::ordered_json json;
   json["tokens"] = row.shape.num_tokens;
@@ -130,6 +138,7 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchRow& row) {
   json["wire_bytes"] = row.wire_bytes;
   json["wire_gb_per_second"] = row.wire_gb_per_second();
   json["floor_us"] = row.floor_us;
+  if (report.has_host_calls()) json["inside_us"] = row.inside_us;
   json["of_floor"] = row.of_floor();
   if (row.apart_us > 0) json["apart_us"] = row.apart_us;
   if (row.cold_us > 0) json["cold_us"] = row.cold_us;
@@ -140,6 +149,9 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchRow& row) {
   if (row.balance) json["balance"] = to_json(*row.balance);
   if (report.num_hosts > 1) json["host_crossings_per_token"] = row.host_crossings;
   if (report.has_several_hosts) json["host_bytes_per_token"] = row.host_bytes;
+  if (row.host_dispatch) json["host_dispatch"] = json_of(*row.host_dispatch);
+  if (row.host_combine) json["host_combine"] = json_of(*row.host_combine);
+  if (report.has_host_calls()) json["host_us"] = row.host_us;
   json["baseline"] = nullptr;
   if (row.baseline) {
     json["baseline"] = {{"name", row.baseline->name},
@@ -168,7 +180,9 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
           {"routing", options.routing},
           {"runs", options.runs},
           {"seed", options.seed},
-          {"max_tokens", options.max_tokens}};
+          {"max_tokens", options.max_tokens},
+          {"exact_messages", options.exact_messages},
+          {"host_capacity", options.host_capacity}};
 }
 
 }  // namespace
@@ -219,9 +233,9 @@ std::string header_text(const BenchReport& report) {
                       options.layout, formats_text(options), options.reduce);
   text += fmt::format("timing   {}\n", operation_text(options));
   for (const BudgetFloor& floor : report.floors) {
-    text += fmt::format("floor    {}{}\n",
+    text += fmt::format("floor    {}{}{}\n",
                         floor.num_sms == 0 ? "" : fmt::format("{} SMs: ", floor.num_sms),
-                        floor_text(floor.model));
+                        report.has_host_calls() ? "inside a host: " : "", floor_text(floor.model));
   }
   if (report.baseline) {
     text += fmt::format("baseline {}; on {}\n", report.baseline->source, report.baseline->machine);
@@ -232,6 +246,9 @@ std::string header_text(const BenchReport& report) {
                       "p99 us", "wire GB/s", "floor us", "of floor", "wrong", "method");
   if (report.num_hosts > 1) text += fmt::format("{:>12}", "rows/token");
   if (report.has_several_hosts) text += fmt::format("{:>13}", "bytes/token");
+  if (report.has_host_calls()) {
+    text += fmt::format("{:>15}{:>14}{:>11}", "dispatch bytes", "combine bytes", "hosts us");
+  }
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", "apart us");
   if (options.cold_code) text += fmt::format("{:>10}", "cold us");
   if (options.skew) text += fmt::format("{:>11}", "skewed us");
@@ -250,6 +267,10 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
   const BenchOptions& options = report.options;
   if (report.num_hosts > 1) text += fmt::format("{:>12.2f}", row.host_crossings);
   if (report.has_several_hosts) text += fmt::format("{:>13.0f}", row.host_bytes);
+  if (report.has_host_calls()) {
+    text += fmt::format("{:>15}{:>14}{:>11}", row.host_dispatch.value_or(HostCall()).bytes,
+                        row.host_combine.value_or(HostCall()).bytes, time_text(row.host_us));
+  }
   if (options.cold_code || options.skew) text += fmt::format("{:>10}", time_text(row.apart_us));
   if (options.cold_code) text += fmt::format("{:>10}", time_text(row.cold_us));
   if (options.skew) text += fmt::format("{:>11}", time_text(row.skewed_us));

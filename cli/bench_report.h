@@ -16,6 +16,12 @@
 
 namespace switchyard::cli {
 
+/// What a dispatch, or a combine, sends to other hosts.
+struct HostCall {
+  double bytes_per_token = 0;  ///< of all ranks
+  std::int64_t bytes = 0;      ///< of the rank that sends most, in one call
+};
+
 /// The result for one shape. When `left_out` is set, only `shape` is valid beside it.
 struct BenchRow {
   measure::BenchShape shape;
@@ -29,12 +35,16 @@ struct BenchRow {
   double skewed_us = 0;
   std::vector<measure::StageTimes> stages;  ///< of rank 0
   std::int64_t wire_bytes = 0;  ///< bytes that leave the busiest rank per iteration; median
-  double floor_us = 0;          ///< median over iterations
-  std::int64_t num_wrong = 0;   ///< wrong elements, summed over ranks
+  double inside_us = 0;        ///< the floor of what ranks share memory for; median over iterations
+  double host_us = 0;          ///< messages between GPUs of several hosts alone; 0: none
+  double floor_us = 0;         ///< the longer of the two
+  std::int64_t num_wrong = 0;  ///< wrong elements, summed over ranks
   std::string method;
-  std::optional<Balance> balance;       ///< of the routing's load; between several ranks
-  double host_crossings = 0;            ///< rows from host to host per token
-  double host_bytes = 0;                ///< the bytes that crossed, per token
+  std::optional<Balance> balance;         ///< of the routing's load; between several ranks
+  double host_crossings = 0;              ///< rows from host to host per token
+  double host_bytes = 0;                  ///< the bytes that crossed, per token
+  std::optional<HostCall> host_dispatch;  ///< counted apart from one another between GPUs
+  std::optional<HostCall> host_combine;
   std::optional<BaselineRow> baseline;  ///< the fastest row of the baseline
 
   double of_floor() const { return p50_us > 0 ? floor_us / p50_us : 0; }
@@ -65,6 +75,8 @@ struct BenchReport {
   bool is_empty() const;  ///< nothing was measured
   bool is_ok() const;
   bool has_budgets() const;  ///< true when an SM budget was requested
+  /// Messages between GPUs are counted by call and timed alone.
+  bool has_host_calls() const { return has_several_hosts && options.device == "cuda"; }
 };
 
 /// The constants of a floor on one line, the fastest way over the wire first.

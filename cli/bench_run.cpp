@@ -29,15 +29,20 @@ std::string today() {
   return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
+// Rows of GPUs of several hosts have the floor inside these; messages between them have their own.
 void add_traffic(BenchRow& row, const measure::FloorModel& floor) {
+  const bool is_inside = floor.bytes == measure::FloorBytes::kWire && row.shape.num_hosts() > 1;
   std::vector<double> floors;
   std::vector<double> bytes;
   for (std::int64_t i = 0; i < std::min(kCountedIterations, row.shape.num_runs); ++i) {
     const measure::Traffic traffic = measure::traffic_of(row.shape, i);
-    floors.push_back(measure::floor_us(floor, row.shape, traffic));
+    floors.push_back(measure::floor_us(
+        floor, row.shape,
+        is_inside ? measure::inside_hosts(traffic, HostMap(row.shape.hosts)) : traffic));
     bytes.push_back(static_cast<double>(measure::wire_bytes(row.shape, traffic)));
   }
-  row.floor_us = measure::median(floors);
+  row.inside_us = measure::median(floors);
+  row.floor_us = std::max(row.inside_us, row.host_us);
   row.wire_bytes = static_cast<std::int64_t>(measure::median(bytes));
 }
 
@@ -91,13 +96,20 @@ double tokens_of(const measure::BenchShape& shape) {
 // Measures on `device`.
 std::unique_ptr<measure::BenchTarget> make_bench_target(const std::string& device,
                                                         const Group& group) {
-  require(device != "cuda" || !has_several_hosts(group), Errc::kNotSupported,
-          "bench: --device cuda with ranks on {} hosts, must be on one: what starts all GPUs at "
-          "once is memory that they share",
-          count_hosts(hosts_of(group, "bench", 1)));
   require_device("bench", device);
   if (device == "cuda") return measure::make_cuda_target(group);
   return measure::make_cpu_target(group);
+}
+
+std::vector<measure::BenchShape> shapes_of(const Group& group, const BenchOptions& options,
+                                           const HostsOfRanks& hosts) {
+  std::vector<measure::BenchShape> shapes = bench_shapes(options, group.size());
+  if (!has_several_hosts(group)) return shapes;
+  for (measure::BenchShape& shape : shapes) {
+    shape.hosts = hosts;
+    check_shape(shape);
+  }
+  return shapes;
 }
 
 class BenchRun {
@@ -108,15 +120,12 @@ class BenchRun {
         options_(options),
         say_(say),
         hosts_(hosts_of(group, "bench", options.hosts)),
+        shapes_(shapes_of(group, options, hosts_)),
         target_(make_bench_target(options.device, group)) {}
 
   BenchReport run() {
-    std::vector<measure::BenchShape> shapes = bench_shapes(options_, group_.size());
-    for (measure::BenchShape& shape : shapes) {
-      if (has_several_hosts(group_)) shape.hosts = hosts_;
-    }
-    start(shapes);
-    for (const measure::BenchShape& shape : shapes) {
+    start();
+    for (const measure::BenchShape& shape : shapes_) {
       report_.rows.push_back(measure(shape));
       if (!is_first()) continue;
       say_(row_text(report_, report_.rows.back()));
@@ -129,7 +138,7 @@ class BenchRun {
  private:
   bool is_first() const { return group_.rank() == 0; }
 
-  void start(const std::vector<measure::BenchShape>& shapes) {
+  void start() {
     require(!options_.stages || target_->has_stages(), Errc::kNotAvailable,
             "bench: --stages needs kernels that record them, those of this build do not; configure "
             "with -DSWITCHYARD_STAGES=ON");
@@ -139,12 +148,12 @@ class BenchRun {
     report_.num_ranks = group_.size();
     report_.num_hosts = count_hosts(hosts_);
     report_.has_several_hosts = has_several_hosts(group_);
-    report_.workload = shapes.front().workload;
+    report_.workload = shapes_.front().workload;
     report_.machine = target_->machine();
     report_.machine.emplace_back("processor", processor_text());
     report_.machine.emplace_back("system", describe_machine().system);
     if (!options_.baseline_file.empty()) report_.baseline = read_baseline(options_.baseline_file);
-    for (const measure::BenchShape& shape : shapes) {
+    for (const measure::BenchShape& shape : shapes_) {
       if (!report_.floors.empty() && report_.floors.back().num_sms == shape.num_sms) continue;
       report_.floors.push_back({shape.num_sms, target_->measure_floor(shape.num_sms)});
     }
@@ -181,6 +190,11 @@ class BenchRun {
     row.stages = std::move(result.stages);
     row.num_wrong = measure::sum_of(group_, result.num_wrong);
     const std::int64_t host_bytes = measure::sum_of(group_, result.host_bytes);
+    row.host_us = measure::median(measure::slowest_of(group_, result.host_us));
+    if (result.host_bytes_per_call) {
+      row.host_dispatch = host_call(shape, result.host_bytes_per_call->dispatch);
+      row.host_combine = host_call(shape, result.host_bytes_per_call->combine);
+    }
     row.method = result.method;
     add_baseline(row, result.baseline_us);
     if (is_first()) {
@@ -190,6 +204,14 @@ class BenchRun {
       row.host_bytes = static_cast<double>(host_bytes) / tokens_of(shape);
     }
     return row;
+  }
+
+  // Collective; `bytes` is what this rank sends in one call.
+  HostCall host_call(const measure::BenchShape& shape, std::int64_t bytes) const {
+    const double num_calls = static_cast<double>(shape.num_layers) * shape.num_micro_batches;
+    const auto sum = static_cast<double>(measure::sum_of(group_, bytes));
+    const double most = measure::slowest_of(group_, {static_cast<double>(bytes)})[0];
+    return {sum * num_calls / tokens_of(shape), static_cast<std::int64_t>(most)};
   }
 
   void add_baseline(BenchRow& row, const std::vector<double>& own_us) {
@@ -206,6 +228,7 @@ class BenchRun {
   const BenchOptions& options_;
   const std::function<void(const std::string&)>& say_;
   HostsOfRanks hosts_;
+  std::vector<measure::BenchShape> shapes_;
   std::unique_ptr<measure::BenchTarget> target_;
   BenchReport report_;
 };

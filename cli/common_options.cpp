@@ -67,6 +67,25 @@ void add_timeout(CLI::App* verb, std::int64_t& timeout_ms) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}));
 }
 
+void add_messages(CLI::App* verb, bool& are_exact, std::int64_t& host_capacity) {
+  verb->add_flag("--exact-messages", are_exact,
+                 "cuda, several hosts: messages have the size of the rows that cross, whose number "
+                 "the host waits for");
+  verb->add_option("--host-capacity", host_capacity,
+                   "cuda, several hosts: messages have room for so many tokens of a rank; more for "
+                   "one host are an error; default: all")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+}
+
+void check_messages(const std::string& verb, bool are_exact, std::int64_t host_capacity,
+                    const std::string& device) {
+  require(
+      device == "cuda" || (!are_exact && host_capacity == 0), Errc::kInvalidArgument,
+      "{}: --exact-messages or --host-capacity with --device {}, must be --device cuda: they are "
+      "of messages between GPUs",
+      verb, device);
+}
+
 void check_json(const std::string& verb, const std::string& json) {
   if (!json.empty() && json != "-") check_output_path((verb + ": --json").c_str(), json);
 }

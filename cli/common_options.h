@@ -21,6 +21,12 @@ void add_seed(CLI::App* verb, std::uint64_t& seed, const std::string& help);
 /// --timeout: milliseconds; 0 stays the setting's.
 void add_timeout(CLI::App* verb, std::int64_t& timeout_ms);
 
+/// --exact-messages and --host-capacity, as in ExchangeOptions.
+void add_messages(CLI::App* verb, bool& are_exact, std::int64_t& host_capacity);
+/// Errors: kInvalidArgument: they are given, but not for GPUs.
+void check_messages(const std::string& verb, bool are_exact, std::int64_t host_capacity,
+                    const std::string& device);
+
 /// --device; does nothing for "cpu". Errors: kNotAvailable with the reason.
 void require_device(const std::string& verb, const std::string& device);
 

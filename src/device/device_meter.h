@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/exchange_types.h"
 #include "switchyard/stream.h"
 
 #include "cuda/exchange/stages.h"
@@ -29,6 +30,12 @@ enum class WireCopy : std::uint8_t {
   kLoads,       ///< 16-byte loads of the peers' memory, 16-byte stores to own
 };
 
+/// When a timed run begins.
+enum class RunStart : std::uint8_t {
+  kHeld,    ///< once everything is enqueued
+  kAtOnce,  ///< while it is being enqueued: for work whose host waits for the GPU
+};
+
 /// One rank's meter. Its constructor makes GPU (rank mod number of GPUs) current for the calling
 /// thread, and only that thread may use the meter. Errors of all members: kOutOfMemory, kSystem.
 class DeviceMeter {
@@ -39,7 +46,8 @@ class DeviceMeter {
   virtual ~DeviceMeter() = default;
 
   virtual const char* heap() const = 0;  ///< as Exchange::heap
-  virtual int ranks_on_gpu() const = 0;  ///< that share this rank's GPU
+  virtual int ranks_on_gpu() const = 0;  ///< that share this rank's GPU, of all hosts
+  virtual int num_gpus() const = 0;      ///< of all ranks
   /// Of an exchange's kernels, with a budget of SMs; 0: all that is this rank's share of its GPU.
   virtual int num_ctas(int num_sms) const = 0;
 
@@ -55,19 +63,20 @@ class DeviceMeter {
   /// Captures `work` in a CUDA graph. A call of the result launches the graph.
   virtual DeviceWork capture(const DeviceWork& work) = 0;
   /// Collective: microseconds between two events around `work` on this GPU. The L2 cache is
-  /// overwritten first, and everything is enqueued before one word releases all GPUs. `work` must
-  /// have run before.
-  virtual double time_us(const DeviceWork& work) = 0;
+  /// overwritten first. If the start is held, everything is enqueued before one word releases the
+  /// GPUs of a host. Those of several hosts then wait for one another with messages of NCCL, so
+  /// they start within the latency of a message. `work` must have run before.
+  virtual double time_us(const DeviceWork& work, RunStart start = RunStart::kHeld) = 0;
 
-  /// Collective: every rank carries kWireBytes to each peer, `num_times` times, with `num_ctas`
-  /// CTAs. At most one CTA per SM fills an SM; of more CTAs two share one. The first call allocates
-  /// memory for it, and waits for all ranks.
+  /// Collective: every rank carries kWireBytes to each peer of its host, `num_times` times, with
+  /// `num_ctas` CTAs. At most one CTA per SM fills an SM; of more CTAs two share one. The first
+  /// call allocates memory for it, and waits for all ranks.
   virtual void carry(WireCopy how, int num_times, int num_ctas, Stream stream) = 0;
   static constexpr std::size_t kWireBytes = std::size_t{64} << 20;
   /// Stores a row of 8 KiB into the memory of the other rank of the pair (ranks 0 and 1, 2 and 3,
-  /// ...) and polls the data of that rank's row until it is there; `num_rows` rows, one after
-  /// another. Does nothing on a rank without a partner. Must not be captured in a graph, because
-  /// the rows are counted.
+  /// ... of a host) and polls the data of that rank's row until it is there; `num_rows` rows, one
+  /// after another. Does nothing on a rank without a partner. Must not be captured in a graph,
+  /// because the rows are counted.
   virtual void swap_rows(int num_rows, Stream stream) = 0;
   /// Reads and writes `num_rows` rows of 8 KiB; each access starts only after the row before is
   /// written. `memory` holds zeros, and `bytes` is a multiple of 8 KiB.
@@ -78,8 +87,8 @@ class DeviceMeter {
   // Calls that are timed one by one, for which the word that releases all GPUs is too coarse.
 
   static constexpr int kMaxCalls = 1024;
-  /// Collective: a kernel that waits until it runs on all ranks, marks the time, and begins call
-  /// number `call` `late_ns` later.
+  /// Collective: a kernel that waits until it runs on all ranks of the host, marks the time, and
+  /// begins call number `call` `late_ns` later.
   virtual void begin_call(int call, std::int64_t late_ns, Stream stream) = 0;
   virtual void end_call(int call, Stream stream) = 0;
   struct CallTime {
@@ -99,6 +108,11 @@ class DeviceMeter {
   /// Waits. Returns what ran since the last call, in order, of the last 512 launches; replays of a
   /// graph are one launch.
   virtual std::vector<cuda::KernelStages> take_stages() = 0;
+
+  /// Collective, with ranks on several hosts: what an exchange sends between them, and nothing
+  /// else. `sent` is what this rank sends in a dispatch, in messages of one size to the forwarders
+  /// of its tokens, and in a combine, to the ranks whose tokens it forwards.
+  virtual DeviceWork host_messages(const WireBytes& sent) = 0;
 
   /// Empty, or why this rank cannot use NCCL.
   virtual std::string why_no_nccl() const = 0;

@@ -174,14 +174,8 @@ void NcclLinks::join(const std::vector<std::string>& texts) {
 // NCCL connects two ranks when the first message goes between them, and takes memory for it: here,
 // because later a stream may be captured.
 void NcclLinks::connect() {
-  const int rank = control_.rank();
-  const int own_host = map_.host_of(rank);
-  std::vector<LinkMessage> out;   // as a source, to forwarders
-  std::vector<LinkMessage> back;  // as a forwarder, to sources
-  for (int host = 0; host < map_.num_hosts(); ++host) {
-    if (host != own_host) out.push_back({rank, map_.forwarder(rank, host), nullptr, 0});
-  }
-  for (const int source : map_.forwarded_by(rank)) back.push_back({source, source, nullptr, 0});
+  const std::vector<LinkMessage> out = messages_of_source(map_, control_.rank());
+  const std::vector<LinkMessage> back = messages_of_forwarder(map_, control_.rank());
   const cuda::DeviceBuffer memory(2 * (out.size() + back.size()) * kFirstMessageBytes);
   std::byte* next = memory.data();
   const auto with_memory = [&](std::vector<LinkMessage> messages) {

@@ -25,6 +25,22 @@ struct LinkMessage {
   std::size_t num_bytes = 0;
 };
 
+/// Without memory: those of `rank` as a source of tokens, one to each of its forwarders.
+inline std::vector<LinkMessage> messages_of_source(const HostMap& map, int rank) {
+  std::vector<LinkMessage> messages;
+  for (int host = 0; host < map.num_hosts(); ++host) {
+    if (host != map.host_of(rank))
+      messages.push_back({rank, map.forwarder(rank, host), nullptr, 0});
+  }
+  return messages;
+}
+/// The same as a forwarder: one to, or from, each source.
+inline std::vector<LinkMessage> messages_of_forwarder(const HostMap& map, int rank) {
+  std::vector<LinkMessage> messages;
+  for (const int source : map.forwarded_by(rank)) messages.push_back({source, source, nullptr, 0});
+  return messages;
+}
+
 /// Calls come in the same order on every rank. Communicators do not block: what NCCL does on the
 /// host is waited for with the deadline of the group, what it does on the GPU has none.
 class RankLinks {

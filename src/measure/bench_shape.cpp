@@ -3,6 +3,7 @@
 #include "measure/bench_shape.h"
 
 #include <array>
+#include <set>
 
 #include "core/fail.h"
 #include "quant/scheme.h"
@@ -38,6 +39,10 @@ ExchangeConfig BenchShape::exchange_config() const {
   config.combine_scheme = returned;
   config.reduce = reduce;
   return config;
+}
+
+int BenchShape::num_hosts() const {
+  return hosts.empty() ? 1 : static_cast<int>(std::set<int>(hosts.begin(), hosts.end()).size());
 }
 
 bool wants_tensor_scale(const QuantScheme& scheme) noexcept {
@@ -114,6 +119,10 @@ void check_shape(const BenchShape& shape) {
           Errc::kInvalidArgument,
           "bench: --cold-code, --skew or --stages with --op layer, must be dispatch, combine or "
           "pair");
+  require(!(shape.has_cold_code || shape.has_skew) || shape.num_hosts() == 1, Errc::kNotSupported,
+          "bench: --cold-code or --skew with ranks on {} hosts, must be on one: calls are timed "
+          "from when all ranks are there, which they see in memory that they share",
+          shape.num_hosts());
   constexpr int kMaxStagedLayers = 100;  // of the launches that a log has room for
   require(!shape.has_stages || shape.num_layers <= kMaxStagedLayers, Errc::kInvalidArgument,
           "bench: --stages with --layers {}, must be at most {}", shape.num_layers,

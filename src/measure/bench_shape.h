@@ -51,10 +51,14 @@ struct BenchShape {
   bool has_cold_code = false;   ///< device: also with other code and traffic between calls
   bool has_skew = false;        ///< device: also with ranks that are late at random
   bool has_stages = false;      ///< device: also where the time of kernels goes
+  // Device, ranks of several hosts: as in ExchangeOptions.
+  bool has_exact_messages = false;
+  std::int64_t host_capacity = 0;
   std::uint64_t seed = 1;
 
   std::int64_t max_tokens_per_rank() const { return max_tokens == 0 ? num_tokens : max_tokens; }
   ExchangeConfig exchange_config() const;
+  int num_hosts() const;
 };
 
 /// Returns the per-tensor scale that `scheme` needs for the values of BenchBatch; 1 for schemes

@@ -7,9 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "switchyard/exchange_types.h"
 
 #include "measure/bench_shape.h"
 #include "measure/floor.h"
@@ -26,8 +29,12 @@ struct ShapeResult {
   std::vector<double> us;
   std::string method;          ///< "calls", "graph" or "events", and what was subtracted
   std::int64_t num_wrong = 0;  ///< by BenchOracle, in an iteration that is not timed
-  /// Counted as it was sent to ranks of other hosts, per timed iteration; CPUs.
+  /// Counted as it was sent to ranks of other hosts, per timed iteration.
   std::int64_t host_bytes = 0;
+  /// GPUs of several hosts: the same in one dispatch and in one combine.
+  std::optional<WireBytes> host_bytes_per_call;
+  /// Times of NCCL's messages of those bytes alone, measured the same way.
+  std::vector<double> host_us;
   // Times of calls one by one (measure/calls_apart.h), where the shape asks for them: a value per
   // run, the mean of its iterations, the same on every rank.
   std::vector<double> apart_us;    ///< with nothing between calls

@@ -7,8 +7,10 @@
 
 #include <fmt/format.h>
 
+#include "engine/control.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
+#include "plan/host_map.h"
 
 namespace switchyard::measure {
 namespace {
@@ -38,8 +40,12 @@ bool is_everywhere(const Group& group, bool is_here) {
   return sum_of(group, is_here ? 1 : 0) == group.size();
 }
 
+int largest_host(const Group& group) {
+  return static_cast<int>(HostMap(group.control().hosts()).max_host_size());
+}
+
 double row_hop_us(const Group& group, DeviceMeter& meter) {
-  if (group.size() == 1) return 0;
+  if (largest_host(group) == 1) return 0;
   const DeviceWork swap = [&](Stream stream) { meter.swap_rows(kNumSwaps, stream); };
   meter.run(swap);
   return median_us(group, meter, swap) / kNumSwaps;
@@ -90,7 +96,8 @@ const char* name_of(WireCopy how) noexcept {
   }
 }
 
-CudaFloor::CudaFloor(const Group& group, DeviceMeter& meter) : group_(group), meter_(meter) {
+CudaFloor::CudaFloor(const Group& group, DeviceMeter& meter)
+    : group_(group), host_size_(largest_host(group)), meter_(meter) {
   start_.bytes = FloorBytes::kWire;
   const auto add = [&](const std::string& name, double value, const char* unit) {
     start_.constants.push_back({name, value, unit});
@@ -121,8 +128,7 @@ CudaFloor::CudaFloor(const Group& group, DeviceMeter& meter) : group_(group), me
 double CudaFloor::wire_rate(WireCopy how, int num_ctas) {
   const auto [found, is_new] = rates_.try_emplace({how, num_ctas}, 0);
   if (!is_new) return found->second;
-  const std::size_t bytes_once =
-      static_cast<std::size_t>(group_.size() - 1) * DeviceMeter::kWireBytes;
+  const std::size_t bytes_once = static_cast<std::size_t>(host_size_ - 1) * DeviceMeter::kWireBytes;
   const auto num_times = static_cast<int>(std::max<std::size_t>(1, kCarriedBytes / bytes_once));
   const DeviceWork carry = [&](Stream stream) { meter_.carry(how, num_times, num_ctas, stream); };
   meter_.run(carry);
@@ -133,7 +139,7 @@ double CudaFloor::wire_rate(WireCopy how, int num_ctas) {
 FloorModel CudaFloor::of(int num_sms) {
   FloorModel floor = start_;
   double rate = copy_rate_;
-  if (group_.size() > 1) {
+  if (host_size_ > 1) {
     for (const WireCopy how : kWays) {
       if (how == WireCopy::kBulkCopies && !has_bulk_copies_) continue;
       for (const int num_ctas : grids_of(meter_, num_sms)) {
@@ -142,7 +148,7 @@ FloorModel CudaFloor::of(int num_sms) {
     }
     rate = best_of(floor.wire)->gb_per_second;
   }
-  if (num_sms > 0 && group_.size() > 1) {
+  if (num_sms > 0 && host_size_ > 1) {
     const int num_ctas = grids_of(meter_, num_sms).back();
     floor.constants.push_back({fmt::format("stores of {} SMs", num_ctas),
                                wire_rate(WireCopy::kStores, num_ctas), "GB/s"});

@@ -2,7 +2,8 @@
 //
 // cuda_floor.h: the shortest time that GPUs allow which reach each other's memory: the bytes, at
 // the rate of the fastest way to carry bytes to all peers at once, after a start time: a launch, a
-// row's way to a peer, and one read and write of a row in own memory.
+// row's way to a peer, and one read and write of a row in own memory. With several hosts all of
+// this is inside each of them, at the same time.
 #pragma once
 
 #include <map>
@@ -32,6 +33,7 @@ class CudaFloor {
   double wire_rate(WireCopy how, int num_ctas);
 
   Group group_;
+  int host_size_;  ///< of the largest host
   DeviceMeter& meter_;
   FloorModel start_;  ///< without a rate
   double copy_rate_ = 0;

@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "measure/bench_batch.h"
+#include "measure/call_bytes.h"
 #include "measure/cuda_series.h"
 #include "measure/cuda_target.h"
 #include "measure/layer_parts.h"
@@ -22,6 +23,9 @@ class CudaLayerRun {
     }
     output_ = meter.queue().allocate(output_bytes());
     kernel_ = make_layer(group, shape, exchange_options(meter, shape));
+    if (shape.num_hosts() > 1) {
+      kernel_->set_inspector([this](const Prepared&, const TensorView&) { count_bytes(); });
+    }
   }
 
   std::vector<double> times(const std::function<void()>& tick) {
@@ -29,12 +33,21 @@ class CudaLayerRun {
             "bench: experts \"{}\" wait for the stream, whose start a timed run holds back",
             kernel_->experts().name());
     const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
+    bytes_ = {};
     const DeviceWork work = [this, num_calls](Stream stream) {
+      bytes_.begin();
       for (int i = 0; i < num_calls; ++i) apply(inputs_[next_input_++ % kNumInputs], stream);
     };
     return time_series(
-        meter_, shape_, work, [this] { poison_output(); }, [this] { kernel_->check(); }, tick);
+        meter_, shape_, work, [this] { poison_output(); }, [this] { kernel_->check(); },
+        [&] {
+          bytes_.end(calls_per_run(shape_));
+          tick();
+        });
   }
+
+  /// Of the last times(): what one call of this rank sent to other hosts.
+  WireBytes host_bytes() const { return bytes_.per_call(); }
 
   std::int64_t count_wrong(std::int64_t iteration) {
     const DeviceInput input = upload(batch_, iteration, meter_.queue());
@@ -51,6 +64,11 @@ class CudaLayerRun {
  private:
   std::size_t output_bytes() const {
     return 2 * static_cast<std::size_t>(shape_.num_tokens * shape_.workload.hidden);
+  }
+  // Experts of micro-batches run in their order.
+  void count_bytes() {
+    const int micro_batch = num_counted_++ % shape_.num_micro_batches;
+    bytes_.add(kernel_->prepare_finalize().wire_bytes(micro_batch));
   }
   void poison_output() { meter_.queue().fill(output_.get(), 0xFF, output_bytes()); }
 
@@ -75,6 +93,8 @@ class CudaLayerRun {
   BenchBatch batch_;
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
+  CallBytes bytes_;
+  int num_counted_ = 0;
   DeviceMemory output_;                    ///< [T, H] bf16
   std::unique_ptr<ModularKernel> kernel_;  ///< last: destroyed before the memory it uses
 };
@@ -85,8 +105,9 @@ ShapeResult measure_cuda_layer(const Group& group, DeviceMeter& meter, const Ben
                                const std::function<void()>& tick) {
   CudaLayerRun run(group, meter, shape);
   ShapeResult result;
-  result.method = shape.uses_graph ? "graph" : "events";
+  result.method = method_of(meter, shape);
   result.us = run.times(tick);
+  if (shape.num_hosts() > 1) measure_host_messages(meter, shape, run.host_bytes(), result);
   result.num_wrong = run.count_wrong(shape.num_runs);
   return result;
 }

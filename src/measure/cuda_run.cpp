@@ -87,10 +87,14 @@ std::vector<double> CudaRun::series(const DeviceWork& work, const std::function<
 }
 
 std::vector<double> CudaRun::times(Operation operation, const std::function<void()>& tick) {
-  const int num_calls = iterations_per_run(shape_) * shape_.num_layers;
-  const DeviceWork work = [this, operation, num_calls](Stream stream) {
+  const int num_calls = calls_per_run(shape_);
+  const bool has_hosts = shape_.num_hosts() > 1;
+  bytes_ = {};
+  const DeviceWork work = [this, operation, num_calls, has_hosts](Stream stream) {
+    bytes_.begin();
     for (int i = 0; i < num_calls; ++i) {
       const Dispatched got = dispatch(inputs_[next_input_++ % kNumInputs], stream);
+      if (has_hosts) bytes_.add(exchange_.wire_bytes(got.handle));
       if (operation == Operation::kPair) {
         combine(got.handle, stream);
       } else {
@@ -99,7 +103,11 @@ std::vector<double> CudaRun::times(Operation operation, const std::function<void
     }
   };
   return series(
-      work, [&] { poison_output(); }, tick);
+      work, [&] { poison_output(); },
+      [&] {
+        bytes_.end(num_calls);
+        tick();
+      });
 }
 
 // The kernel that marks an end costs a gap, which calls between nothing show.

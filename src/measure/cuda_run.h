@@ -10,6 +10,7 @@
 
 #include "device/device_meter.h"
 #include "measure/bench_batch.h"
+#include "measure/call_bytes.h"
 #include "measure/calls_apart.h"
 #include "measure/cuda_series.h"
 #include "measure/stages.h"
@@ -22,8 +23,12 @@ class CudaRun {
   CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape);
 
   /// Returns microseconds per iteration, or the mean iteration of each graph. `operation` is
-  /// kDispatch, which includes the release of the handle, or kPair.
+  /// kDispatch, which includes the release of the handle, or kPair. Counts what calls send to other
+  /// hosts.
   std::vector<double> times(Operation operation, const std::function<void()>& tick);
+
+  /// Of the last times(): what one call of this rank sent.
+  WireBytes host_bytes() const { return bytes_.per_call(); }
 
   /// Times of calls one by one; also kCombine. Values are as ShapeResult says.
   std::vector<double> times_apart(Operation operation, Before before);
@@ -52,6 +57,7 @@ class CudaRun {
   BenchBatch batch_;
   std::vector<DeviceInput> inputs_;
   std::size_t next_input_ = 0;
+  CallBytes bytes_;
   DeviceMemory tensor_scale_;
   std::int64_t num_rows_ = 0;  ///< rows in the receive buffer
   DeviceMemory results_;       ///< [num_rows_, H] bf16: what the experts return

@@ -14,6 +14,7 @@
 #include "measure/cuda_run.h"
 #include "measure/gather.h"
 #include "measure/statistics.h"
+#include "plan/host_map.h"
 #include "quant/scheme.h"
 
 namespace switchyard::measure {
@@ -37,6 +38,24 @@ std::vector<double> without(std::vector<double> pairs, const std::vector<double>
   return pairs;
 }
 
+// Between hosts: a message to each, one from each whose tokens are forwarded, and one that returns
+// from each; those alone, once more; the window's rows that return to forwarders.
+double message_bytes(const BenchShape& shape, double row, double back_row) {
+  if (shape.num_hosts() == 1) return 0;
+  const HostMap map(shape.hosts);
+  const auto tokens = static_cast<double>(shape.max_tokens_per_rank());
+  const double num_others = map.num_hosts() - 1;
+  const auto num_forwarded = static_cast<double>(map.max_forwarded());
+  const int host_size = static_cast<int>(map.max_host_size());
+  double width = shape.workload.num_topk;  // of what returns to a forwarder for a token
+  if (shape.reduce == Reduce::kPerHost) width = 1;
+  if (shape.reduce == Reduce::kPerRank) width = std::min(host_size, shape.workload.num_topk);
+  const double returned = width * back_row;
+  const double messages =
+      2 * num_others * (row + returned) + 2 * num_forwarded * std::max(row, returned);
+  return tokens * (messages + 2 * num_forwarded * returned);
+}
+
 class CudaTarget : public BenchTarget {
  public:
   explicit CudaTarget(const Group& group)
@@ -44,10 +63,8 @@ class CudaTarget : public BenchTarget {
 
   std::vector<std::pair<std::string, std::string>> machine() const override {
     const DeviceFacts facts = cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text);
-    const std::size_t num_gpus =
-        std::min(facts.gpus.size(), static_cast<std::size_t>(group_.size()));
     std::vector<std::pair<std::string, std::string>> machine;
-    machine.emplace_back("gpu", fmt::format("{}x {}", num_gpus, facts.gpus.at(0).name));
+    machine.emplace_back("gpu", fmt::format("{}x {}", meter_->num_gpus(), facts.gpus.at(0).name));
     machine.emplace_back("driver",
                          fmt::format("{}, CUDA {}; built with CUDA {}", facts.driver_version,
                                      cuda_text(facts.driver_cuda), cuda_text(facts.runtime_cuda)));
@@ -88,7 +105,7 @@ class CudaTarget : public BenchTarget {
       return measure_cuda_layer(group_, *meter_, shape, tick);
     }
     ShapeResult result;
-    result.method = shape.uses_graph ? "graph" : "events";
+    result.method = method_of(*meter_, shape);
     CudaRun run(group_, *meter_, shape);
     if (shape.operation == Operation::kCombine) {
       const std::vector<double> dispatches = run.times(Operation::kDispatch, [] {});
@@ -97,6 +114,7 @@ class CudaTarget : public BenchTarget {
     } else {
       result.us = run.times(shape.operation, tick);
     }
+    if (shape.num_hosts() > 1) measure_host_messages(*meter_, shape, run.host_bytes(), result);
     if (shape.has_cold_code || shape.has_skew) {
       result.apart_us = run.times_apart(shape.operation, Before::kNothing);
     }
@@ -151,6 +169,7 @@ std::int64_t cuda_bytes_needed(const BenchShape& shape) {
   const double windows = 2.3 * (arriving * (row + 256) + tokens * columns * back_row);
   const double blocks = 8 * tokens * columns * (row + back_row);
   double bytes = num_rows * (row + back_row) + windows + blocks + 10 * tokens * back_row;
+  bytes += message_bytes(shape, row, back_row);
   if (shape.operation == Operation::kLayer) {
     const auto inner = static_cast<double>(workload.intermediate);
     bytes += num_local * 3 * back_row * inner + num_rows * (2 * back_row + 8 * inner);

@@ -112,6 +112,26 @@ Traffic traffic_of(const BenchShape& shape, std::int64_t iteration) {
   return traffic_of(shape, ids);
 }
 
+Traffic inside_hosts(const Traffic& traffic, const HostMap& map) {
+  const int num_ranks = traffic.num_ranks;
+  Traffic inside;
+  inside.num_ranks = num_ranks;
+  inside.dispatch.wire.assign(traffic.dispatch.wire.size(), 0);
+  inside.combine.wire.assign(traffic.combine.wire.size(), 0);
+  for (int from = 0; from < num_ranks; ++from) {
+    for (int to = 0; to < num_ranks; ++to) {
+      const bool is_one_host = map.host_of(from) == map.host_of(to);
+      const int forwarder = is_one_host ? from : map.forwarder(from, map.host_of(to));
+      if (forwarder == to) continue;
+      inside.dispatch.wire[index(forwarder, num_ranks, to)] +=
+          traffic.dispatch.wire[index(from, num_ranks, to)];
+      inside.combine.wire[index(to, num_ranks, forwarder)] +=
+          traffic.combine.wire[index(to, num_ranks, from)];
+    }
+  }
+  return inside;
+}
+
 std::int64_t busiest_egress(const Flow& flow, int num_ranks) {
   std::int64_t most = 0;
   for (int from = 0; from < num_ranks; ++from) {

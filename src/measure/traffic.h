@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "measure/bench_shape.h"
+#include "plan/host_map.h"
 
 namespace switchyard::measure {
 
@@ -31,6 +32,10 @@ Traffic traffic_of(const BenchShape& shape, const std::vector<std::vector<std::i
 
 /// The same for an iteration, with the ids of the shape's routing.
 Traffic traffic_of(const BenchShape& shape, std::int64_t iteration);
+
+/// Returns what GPUs of several hosts move inside them: a row for a rank of another host goes from
+/// its forwarder there to that rank, and back the same way. Only `wire`.
+Traffic inside_hosts(const Traffic& traffic, const HostMap& map);
 
 /// Returns the largest number of bytes that leave one rank.
 std::int64_t busiest_egress(const Flow& flow, int num_ranks);

@@ -5,6 +5,8 @@
 
 #include "module/cuda_meter.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -19,10 +21,12 @@
 #include "cuda/exchange/stage_log.h"
 #include "engine/engine.h"
 #include "heap/device_window.h"
+#include "heap/gpus_of_ranks.h"
 #include "heap/heap.h"
 #include "heap/nccl_all_to_all.h"
 #include "heap/nccl_heap.h"
 #include "module/cuda_queue.h"
+#include "module/meter_hosts.h"
 
 namespace switchyard {
 namespace {
@@ -96,14 +100,15 @@ class CudaMeter final : public DeviceMeter {
   ~CudaMeter() override;
 
   const char* heap() const override { return name_of(window_->kind()); }
-  int ranks_on_gpu() const override { return window_->ranks_on_gpu(); }
+  int ranks_on_gpu() const override { return gpus_.ranks_on_gpu_of(group_.rank()); }
+  int num_gpus() const override { return gpus_.num_gpus(); }
   int num_ctas(int num_sms) const override;
   int num_sms() const override { return num_sms_; }
   int compute_major() const override { return compute_major_; }
   DeviceQueue& queue() override { return queue_; }
   void run(const DeviceWork& work) override;
   DeviceWork capture(const DeviceWork& work) override;
-  double time_us(const DeviceWork& work) override;
+  double time_us(const DeviceWork& work, RunStart start) override;
 
   void carry(WireCopy how, int num_times, int num_ctas, Stream stream) override;
   void swap_rows(int num_rows, Stream stream) override;
@@ -121,6 +126,8 @@ class CudaMeter final : public DeviceMeter {
   void record_stages(bool records) override;
   std::vector<cuda::KernelStages> take_stages() override;
 
+  DeviceWork host_messages(const WireBytes& sent) override;
+
   std::string why_no_nccl() const override;
   std::string join_nccl() override;
   DeviceWork nccl_all_to_all(const std::vector<std::int64_t>& sent,
@@ -129,9 +136,15 @@ class CudaMeter final : public DeviceMeter {
  private:
   cuda::MeterPeers peers_in(const DeviceWindow& window) const;
   cuda::CallMarks* marks_of(int call);
+  void begin_run(RunStart start);
+  template <typename Work>
+  void or_release(const Work& work);
+  void wait();
 
   Group group_;
   CudaQueue queue_;
+  GpusOfRanks gpus_;
+  std::shared_ptr<Engine> host_;  ///< the ranks of this host
   int num_sms_ = 0;
   int compute_major_ = 0;
   std::unique_ptr<DeviceWindow> window_;
@@ -144,31 +157,42 @@ class CudaMeter final : public DeviceMeter {
   std::uint32_t num_swapped_ = 0;
   std::unique_ptr<DeviceWindow> wire_;  ///< made by the first carry
   cuda::DeviceBuffer num_begun_{sizeof(std::uint32_t)};
-  cuda::DeviceBuffer marks_{kMaxCalls * sizeof(cuda::CallMarks)};
+  cuda::DeviceBuffer marks_{(kMaxCalls + 1) * sizeof(cuda::CallMarks)};  ///< the last of a start
   std::unique_ptr<cuda::StageLog> stages_;  ///< made when stages are first recorded
   std::shared_ptr<NcclAllToAll> nccl_;
+  std::unique_ptr<MeterHosts> hosts_;  ///< null: all ranks share one
 };
 
-CudaMeter::CudaMeter(const Group& group) : group_(group), queue_(group.host_rank()) {
+CudaMeter::CudaMeter(const Group& group)
+    : group_(group),
+      queue_(group.host_rank()),
+      gpus_(group.control(), queue_.device().index),
+      host_(group.engine().make_host_group()) {
   num_sms_ = cuda::num_multiprocessors();
   compute_major_ = cuda::device_attribute(cudaDevAttrComputeCapabilityMajor);
   const auto size = static_cast<std::size_t>(group.size());
   require(size <= kMaxPushRanks, Errc::kNotSupported, "make_meter: {} ranks, must be at most {}",
           size, kMaxPushRanks);
-  window_ = make_device_window(group.engine(), queue_.device().index, cuda::kMeterWindowBytes);
+  const HostMap map(group.control().hosts());
+  if (map.num_hosts() > 1) gpus_.require_distinct_machines(group.control(), map);
+  gather_or_fail(group.control(), [&] {
+    window_ = make_device_window(*host_, queue_.device().index, cuda::kMeterWindowBytes);
+    return std::string();
+  });
   peers_ = peers_in(*window_);
-  queue_.fill(window_->base(group.rank()), 0, cuda::kMeterWindowBytes);
+  queue_.fill(window_->base(peers_.rank), 0, cuda::kMeterWindowBytes);
   queue_.fill(num_begun_.data(), 0, num_begun_.size_bytes());
   group.barrier();
+  if (map.num_hosts() > 1) hosts_ = std::make_unique<MeterHosts>(group_.control(), map);
 }
 
 cuda::MeterPeers CudaMeter::peers_in(const DeviceWindow& window) const {
   cuda::MeterPeers peers;
-  peers.rank = group_.rank();
-  peers.num_ranks = group_.size();
+  peers.rank = host_->control().rank();
+  peers.num_ranks = host_->control().size();
   peers.timeout_ns = static_cast<std::uint64_t>(group_.timeout_ms()) * 1'000'000 *
-                     (window.is_shared_gpu() ? kSharedGpuPatience : 1);
-  for (int rank = 0; rank < group_.size(); ++rank) peers.windows.base[rank] = window.base(rank);
+                     (gpus_.has_shared_gpus() ? kSharedGpuPatience : 1);
+  for (int rank = 0; rank < peers.num_ranks; ++rank) peers.windows.base[rank] = window.base(rank);
   return peers;
 }
 
@@ -176,6 +200,7 @@ cuda::MeterPeers CudaMeter::peers_in(const DeviceWindow& window) const {
 CudaMeter::~CudaMeter() {
   cuda::set_stage_log(nullptr);
   try {
+    if (hosts_ != nullptr && group_.control().is_aborted()) hosts_->abort();
     cudaDeviceSynchronize();
     group_.barrier();
   } catch (const Error&) {
@@ -188,10 +213,50 @@ int CudaMeter::num_ctas(int num_sms) const {
   return num_sms == 0 ? all : std::min(all, std::max(3, kExchangeCtasPerSm * num_sms));
 }
 
+// After an error nothing on this GPU may go on waiting: who unwinds it frees memory, which waits
+// for the GPU.
+template <typename Work>
+void CudaMeter::or_release(const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    *flag_.as<volatile std::uint32_t>() = num_timed_;
+    if (hosts_ != nullptr) hosts_->abort();
+    throw;
+  }
+}
+
+// What NCCL runs on the GPU has no deadline of its own.
+void CudaMeter::wait() {
+  if (hosts_ == nullptr) return queue_.wait();
+  Control& control = group_.control();
+  const WaitSite site{Phase::kBarrier, num_timed_, -1};
+  const auto timeout_ms = static_cast<std::int64_t>(peers_.timeout_ns / 1'000'000);
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  Deadline next_look = Deadline::after_ms(kSliceMs);
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(queue_.stream().get());
+    if (state != cudaErrorNotReady) return cuda::check_cuda(state, "cudaStreamQuery");
+    control.check_alive(site);
+    if (next_look.expired()) {
+      control.look_for_lost_peers();
+      next_look = Deadline::after_ms(kSliceMs);
+    }
+    if (deadline.expired()) {
+      control.abort(Errc::kTimeout, -1,
+                    fmt::format("work of the GPU of rank {} has not ended after {:.1f} s",
+                                group_.rank(), static_cast<double>(timeout_ms) * 1e-3));
+    }
+    sched_yield();
+  }
+}
+
 void CudaMeter::run(const DeviceWork& work) {
   group_.barrier();
-  work(queue_.stream());
-  queue_.wait();
+  or_release([&] {
+    work(queue_.stream());
+    wait();
+  });
 }
 
 DeviceWork CudaMeter::capture(const DeviceWork& work) {
@@ -200,34 +265,49 @@ DeviceWork CudaMeter::capture(const DeviceWork& work) {
   return [graph](Stream stream) { graph->launch(stream.get()); };
 }
 
-double CudaMeter::time_us(const DeviceWork& work) {
+// The word releases the GPUs of each host, whose ranks then wait for those of the others, and for
+// one another.
+void CudaMeter::begin_run(RunStart start) {
+  cudaStream_t stream = queue_.stream().get();
+  if (start == RunStart::kHeld) {
+    cuda::launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, stream);
+  }
+  if (hosts_ == nullptr) return;
+  hosts_->meet(queue_.stream());
+  cuda::launch_begin_call(peers_, num_begun_.as<std::uint32_t>(),
+                          marks_.as<cuda::CallMarks>() + kMaxCalls, 0, stream);
+}
+
+double CudaMeter::time_us(const DeviceWork& work, RunStart start) {
   ++num_timed_;
   queue_.fill(flush_.data(), static_cast<int>(num_timed_ & 0xFF), flush_.size_bytes());
   group_.barrier();
-  const std::int64_t start_ns = now_ns();
-  cuda::launch_gate(peers_, flag_.as<std::uint32_t>(), num_timed_, queue_.stream().get());
-  begin_.record(queue_.stream().get());
-  work(queue_.stream());
-  end_.record(queue_.stream().get());
-  group_.barrier();
-  const auto held_ns = static_cast<std::uint64_t>(now_ns() - start_ns);
-  require(held_ns < peers_.timeout_ns, Errc::kTimeout,
-          "a timed run took {:.1f} s until all ranks had launched it, longer than the timeout of "
-          "{:.1f} s, after which GPUs start on their own",
-          static_cast<double>(held_ns) * 1e-9, static_cast<double>(peers_.timeout_ns) * 1e-9);
-  *flag_.as<volatile std::uint32_t>() = num_timed_;
-  queue_.wait();
+  or_release([&] {
+    const std::int64_t start_ns = now_ns();
+    begin_run(start);
+    begin_.record(queue_.stream().get());
+    work(queue_.stream());
+    end_.record(queue_.stream().get());
+    group_.barrier();
+    const auto held_ns = static_cast<std::uint64_t>(now_ns() - start_ns);
+    require(start == RunStart::kAtOnce || held_ns < peers_.timeout_ns, Errc::kTimeout,
+            "a timed run took {:.1f} s until all ranks had launched it, longer than the timeout of "
+            "{:.1f} s, after which GPUs start on their own",
+            static_cast<double>(held_ns) * 1e-9, static_cast<double>(peers_.timeout_ns) * 1e-9);
+    *flag_.as<volatile std::uint32_t>() = num_timed_;
+    wait();
+  });
   return begin_.us_until(end_);
 }
 
 // The window begins with what this rank sends, followed by what comes from each rank.
 void CudaMeter::carry(WireCopy how, int num_times, int num_ctas, Stream stream) {
-  if (group_.size() == 1) return;
+  if (peers_.num_ranks == 1) return;
   if (wire_ == nullptr) {
-    const std::size_t num_parts = 1 + static_cast<std::size_t>(group_.size());
-    wire_ = make_device_window(group_.engine(), queue_.device().index, num_parts * kWireBytes);
-    queue_.fill(wire_->base(group_.rank()), 0, wire_->size_bytes());
-    group_.barrier();
+    const std::size_t num_parts = 1 + static_cast<std::size_t>(peers_.num_ranks);
+    wire_ = make_device_window(*host_, queue_.device().index, num_parts * kWireBytes);
+    queue_.fill(wire_->base(peers_.rank), 0, wire_->size_bytes());
+    host_->control().barrier();
   }
   const cuda::WireArgs args{0, kWireBytes, kWireBytes, num_times, peers_in(*wire_)};
   const cuda::WireGrid grid{num_ctas, num_ctas > num_sms_};
@@ -239,10 +319,10 @@ void CudaMeter::carry(WireCopy how, int num_times, int num_ctas, Stream stream) 
 }
 
 void CudaMeter::swap_rows(int num_rows, Stream stream) {
-  const int peer = group_.rank() ^ 1;
+  const int peer = peers_.rank ^ 1;
   const std::uint32_t first = num_swapped_ + 1;
   num_swapped_ += static_cast<std::uint32_t>(num_rows);
-  if (peer < group_.size()) cuda::launch_swap_rows(peers_, peer, first, num_rows, stream.get());
+  if (peer < peers_.num_ranks) cuda::launch_swap_rows(peers_, peer, first, num_rows, stream.get());
 }
 
 void CudaMeter::touch_rows(std::byte* memory, std::size_t bytes, int num_rows, Stream stream) {
@@ -292,6 +372,11 @@ void CudaMeter::record_stages(bool records) {
 std::vector<cuda::KernelStages> CudaMeter::take_stages() {
   queue_.wait();
   return stages_ == nullptr ? std::vector<cuda::KernelStages>{} : stages_->take();
+}
+
+DeviceWork CudaMeter::host_messages(const WireBytes& sent) {
+  require(hosts_ != nullptr, Errc::kInternal, "host_messages: all ranks share a host");
+  return hosts_->messages(sent, queue_);
 }
 
 std::string CudaMeter::why_no_nccl() const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `bench` refuses where ranks are on several hosts. Needs no GPU.
+// What `bench` refuses where ranks are on several hosts, before it asks for a GPU.
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,13 @@
 namespace switchyard {
 namespace {
 
-TEST(BenchHostsTest, GpusOfSeveralHostsAreRefused) {
+TEST(BenchHostsTest, CallsOneByOneAreOfOneHost) {
   test::run_ranks_on_hosts({0, 0, 1}, [](const Group& group) {
     cli::BenchOptions options;
     options.device = "cuda";
-    test::expect_error(Errc::kNotSupported, "--device cuda with ranks on 2 hosts, must be on one",
+    options.skew = true;
+    test::expect_error(Errc::kNotSupported,
+                       "--cold-code or --skew with ranks on 2 hosts, must be on one",
                        [&] { cli::run_bench(group, options, [](const std::string&) {}); });
   });
 }

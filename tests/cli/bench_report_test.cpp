@@ -238,6 +238,49 @@ TEST(BenchReportTest, CallsApartAreColumnsWhereAskedFor) {
   EXPECT_THAT(page, HasSubstr("ranks late by a random 0 to 50 us"));
 }
 
+TEST(BenchReportTest, GpusOfSeveralHostsHaveBytesByCallAndMessagesAlone) {
+  BenchReport report = report_of(0, false);
+  report.baseline.reset();
+  report.num_hosts = 2;
+  report.has_several_hosts = true;
+  report.options.host_capacity = 64;
+  for (BenchRow& row : report.rows) {
+    row.baseline.reset();
+    row.host_crossings = 0.5;
+    row.host_bytes = 21504;
+  }
+  EXPECT_THAT(cli::header_text(report), Not(HasSubstr("hosts us")));  // CPUs
+  EXPECT_FALSE(nlohmann::json::parse(cli::to_json(report))["rows"][1].contains("host_us"));
+  report.options.device = "cuda";
+  for (BenchRow& row : report.rows) {
+    row.inside_us = 12.5;
+    row.host_us = row.floor_us = 44.4;
+    row.host_dispatch = {7168.5, 940'000};
+    row.host_combine = {14336, 1'900'000};
+  }
+  const std::string header = cli::header_text(report);
+  EXPECT_THAT(header, HasSubstr("floor    inside a host: wire 346 GB/s by"));
+  EXPECT_THAT(header, HasSubstr("messages of 64 tokens"));
+  EXPECT_THAT(header, HasSubstr("  bytes/token dispatch bytes combine bytes   hosts us\n"));
+  EXPECT_THAT(cli::row_text(report, report.rows[1]),
+              HasSubstr("0.50        21504         940000       1900000       44.4\n"));
+  const nlohmann::json json = nlohmann::json::parse(cli::to_json(report));
+  EXPECT_EQ(json["settings"]["hosts"], 2);
+  EXPECT_EQ(json["settings"]["host_capacity"], 64);
+  EXPECT_EQ(json["settings"]["exact_messages"], false);
+  const nlohmann::json& row = json["rows"][1];
+  EXPECT_EQ(row["host_bytes_per_token"], 21504);
+  EXPECT_EQ(row["host_dispatch"]["bytes_per_token"], 7168.5);
+  EXPECT_EQ(row["host_dispatch"]["bytes"], 940'000);
+  EXPECT_EQ(row["host_combine"]["bytes"], 1'900'000);
+  EXPECT_EQ(row["host_us"], 44.4);
+  EXPECT_EQ(row["inside_us"], 12.5);
+  EXPECT_EQ(row["floor_us"], 44.4);
+  const std::string page = cli::to_html(report);
+  EXPECT_THAT(page, HasSubstr("<th>combine bytes to hosts</th><th>hosts</th>"));
+  EXPECT_THAT(page, HasSubstr("<td>940000</td><td>1900000</td><td>44.4 us</td>"));
+}
+
 TEST(BenchReportTest, StagesAreATableAndAPicture) {
   BenchReport report = report_of(0, false);
   EXPECT_EQ(cli::stages_text(report.rows[0]), "");

@@ -206,6 +206,10 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   for (const char* option : {"--cold-code", "--skew"}) {
     expect_usage_error({option}, "--cold-code or --skew with --device cpu");
   }
+  for (const Arguments& given : {Arguments{"--exact-messages"}, {"--host-capacity", "8"}}) {
+    expect_usage_error(given, "--exact-messages or --host-capacity with --device cpu");
+  }
+  expect_usage_error({"--host-capacity", "0"}, "--host-capacity");
   expect_usage_error({"--graph"}, "--graph with --device cpu, must be --device cuda");
   expect_usage_error({"--no-pdl"}, "--no-pdl with --device cpu, must be --device cuda");
   expect_usage_error({"--sms", "8"}, "--sms 8 with --device cpu");

@@ -25,11 +25,12 @@ def strings(source):
 
 def options_of(verb):
     """Returns the options that a verb declares itself and those of common_options.cpp that it adds."""
-    pattern = r'add_option(?:_function<[\w:]+>)?\(\s*"(--[\w-]+)'
-    common = dict(re.findall(r"void (add_\w+)\(.*?" + pattern, read("cli/common_options.cpp"), re.DOTALL))
+    pattern = r'add_(?:option|flag)(?:_function<[\w:]+>)?\(\s*"(--[\w-]+)'
+    functions = re.findall(r"^void (add_\w+)(\(.*?)^}", read("cli/common_options.cpp"), re.DOTALL | re.MULTILINE)
+    common = {name: re.findall(pattern, body) for name, body in functions}
     source = read(f"cli/{verb}.cpp")
     own = set(re.findall(r'add_(?:option|flag)\(\s*"!?(--[\w-]+)', source))
-    return own | {option for name, option in common.items() if name + "(" in source}
+    return own | {option for name, options in common.items() if name + "(" in source for option in options}
 
 
 def table_rows(page):

@@ -2,9 +2,6 @@
 
 #include "exchange/push/push_hosts.h"
 
-#include <algorithm>
-#include <cstdlib>
-
 #include "core/bytes.h"
 #include "core/carver.h"
 #include "core/fail.h"
@@ -14,31 +11,10 @@
 #include "cuda/exchange/grid.h"
 #include "cuda/exchange/routing.h"
 #include "engine/engine.h"
-#include "heap/heap.h"
-#include "heap/heap_support.h"
+#include "heap/gpus_of_ranks.h"
 
 namespace switchyard {
 namespace {
-
-// What NCCL takes for the name of this machine, if it was told one.
-std::string nccl_host() {
-  const char* name = std::getenv("NCCL_HOSTID");
-  return name == nullptr ? "" : name;
-}
-
-// Two ranks of one GPU that NCCL takes for ranks of one machine would be refused by it.
-void require_distinct_machines(const HostMap& map, const std::vector<std::string>& gpus,
-                               const std::vector<std::string>& names) {
-  for (std::size_t b = 1; b < gpus.size(); ++b) {
-    for (std::size_t a = 0; a < b; ++a) {
-      const bool is_one_host = map.host_of(static_cast<int>(a)) == map.host_of(static_cast<int>(b));
-      require(is_one_host || gpus[a] != gpus[b] || names[a] != names[b], Errc::kInvalidArgument,
-              "exchange: ranks {} and {} are of different hosts but share GPU {}, and NCCL_HOSTID "
-              "is \"{}\" for both; set it to another text on each host",
-              a, b, gpus[b], names[b]);
-    }
-  }
-}
 
 cuda::CallState lists_at(std::byte* memory, const ListOffsets& offsets, bool has_weights) {
   cuda::CallState lists;
@@ -72,14 +48,10 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
   for (int host = 0; host < map_.num_hosts(); ++host) {
     if (host != own_host()) others_.push_back(host);
   }
-  const std::vector<std::string> gpus =
-      gather_or_fail(group.control(), [&] { return gpu_uuid(options.device.index); });
-  require_distinct_machines(map_, gpus, group.control().all_gather_text(nccl_host()));
-  const auto num_ranks_on = [&](const std::string& gpu) {
-    return static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu));
-  };
-  ranks_on_gpu_ = num_ranks_on(gpus[static_cast<std::size_t>(rank_)]);
-  for (const std::string& gpu : gpus) has_shared_gpus_ |= num_ranks_on(gpu) > 1;
+  const GpusOfRanks gpus(group.control(), options.device.index);
+  gpus.require_distinct_machines(group.control(), map_);
+  ranks_on_gpu_ = gpus.ranks_on_gpu_of(rank_);
+  has_shared_gpus_ = gpus.has_shared_gpus();
   const auto num_slots = static_cast<std::size_t>(shape_.config.max_in_flight);
   slots_.resize(num_slots);
   stays_.resize(num_slots * kNumOperations);

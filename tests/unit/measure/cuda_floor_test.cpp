@@ -103,6 +103,24 @@ TEST(CudaFloorTest, OneRankHasNoWire) {
   });
 }
 
+// The largest host counts, on every rank.
+TEST(CudaFloorTest, SeveralHostsHaveTheWireInsideThem) {
+  test::run_ranks_on_hosts({0, 1, 0}, [](const Group& group) {
+    KnownMeter meter(1);
+    CudaFloor all(group, meter);
+    const FloorModel floor = all.of(12);
+    EXPECT_NEAR(rate_of(floor, "16-byte stores", 12), 120, 1);
+    EXPECT_NEAR(value_of(floor, "row hop"), 0.5, 0.1);
+  });
+  test::run_ranks_on_hosts({0, 1}, [](const Group& group) {
+    KnownMeter meter(1);
+    CudaFloor all(group, meter);
+    const FloorModel floor = all.of(0);
+    EXPECT_TRUE(floor.wire.empty());
+    EXPECT_EQ(value_of(floor, "row hop"), 0);
+  });
+}
+
 TEST(CudaFloorTest, MemoryNeededGrowsWithWhatIsReceived) {
   BenchShape shape;
   shape.workload = find_workload("deepseek-v3");
@@ -115,6 +133,9 @@ TEST(CudaFloorTest, MemoryNeededGrowsWithWhatIsReceived) {
   EXPECT_GT(cuda_bytes_needed(shape), 2 * expanded);
   shape.layout = Layout::kCompact;
   EXPECT_LT(cuda_bytes_needed(shape), expanded);
+  const std::int64_t one_host = cuda_bytes_needed(shape);
+  shape.hosts = {0, 0, 0, 0, 1, 1, 1, 1};
+  EXPECT_GT(cuda_bytes_needed(shape), one_host + 128 * 4 * 2 * 7168);  // returned by four ranks
   shape.num_tokens = std::int64_t{1} << 24;
   EXPECT_GT(cuda_bytes_needed(shape), std::int64_t{1} << 40);
 }

@@ -37,18 +37,20 @@ class KnownQueue final : public DeviceQueue {
 // Every operation adds the time it would take. `slowness` is this rank's factor.
 class KnownMeter final : public DeviceMeter {
  public:
-  explicit KnownMeter(double slowness, int compute_major = 9)
-      : slowness_(slowness), compute_major_(compute_major) {}
+  explicit KnownMeter(double slowness, int compute_major = 9, int num_gpus = 1)
+      : slowness_(slowness), compute_major_(compute_major), num_gpus_(num_gpus) {}
 
   const char* heap() const override { return "none"; }
   int ranks_on_gpu() const override { return 1; }
+  int num_gpus() const override { return num_gpus_; }
   int num_ctas(int num_sms) const override { return num_sms == 0 ? 80 : 2 * num_sms; }
   int num_sms() const override { return 40; }
   int compute_major() const override { return compute_major_; }
   DeviceQueue& queue() override { return queue_; }
   void run(const DeviceWork& work) override { work(kStream); }
   DeviceWork capture(const DeviceWork& work) override { return work; }
-  double time_us(const DeviceWork& work) override {
+  double time_us(const DeviceWork& work, RunStart start) override {
+    start_ = start;
     us_ = 3;  // of a graph or a kernel beside its work
     work(kStream);
     return us_ * slowness_;
@@ -84,6 +86,13 @@ class KnownMeter final : public DeviceMeter {
   bool has_stages() const override { return false; }
   void record_stages(bool) override {}
   std::vector<cuda::KernelStages> take_stages() override { return {}; }
+  // 1 us per byte, and 10 more for a combine that sends any.
+  DeviceWork host_messages(const WireBytes& sent) override {
+    return [this, sent](Stream) {
+      us_ += static_cast<double>(sent.dispatch + sent.combine + (sent.combine > 0 ? 10 : 0));
+    };
+  }
+  RunStart start() const { return start_; }
   std::string why_no_nccl() const override { return "none here"; }
   std::string join_nccl() override { return "none here"; }
   DeviceWork nccl_all_to_all(const std::vector<std::int64_t>&,
@@ -96,6 +105,8 @@ class KnownMeter final : public DeviceMeter {
  private:
   double slowness_;
   int compute_major_;
+  int num_gpus_;
+  RunStart start_ = RunStart::kHeld;
   int num_carries_ = 0;
   int num_other_codes_ = 0;
   double began_us_ = 0;

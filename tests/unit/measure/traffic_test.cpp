@@ -55,6 +55,20 @@ TEST(TrafficTest, CodesAndQuantizedReturnsCountByHand) {
   EXPECT_THAT(traffic.combine.written, ElementsAre(20 + 2 * 32, 20 + 2 * 32));
 }
 
+// Hosts of ranks 0 and 1, and of 2. Rank 0 forwards what rank 2 sends to rank 1, and what rank 1
+// returns for it.
+TEST(TrafficTest, InsideHostsForwardersPassRowsOn) {
+  Traffic traffic;
+  traffic.num_ranks = 3;
+  traffic.dispatch.wire = {0, 1, 2, 4, 0, 8, 16, 32, 0};
+  traffic.combine.wire = {0, 64, 128, 256, 0, 512, 1024, 2048, 0};
+  const Traffic inside = inside_hosts(traffic, HostMap({0, 0, 1}));
+  EXPECT_THAT(inside.dispatch.wire, ElementsAre(0, 1 + 32, 0, 4, 0, 0, 0, 0, 0));
+  EXPECT_THAT(inside.combine.wire, ElementsAre(0, 64, 0, 256 + 512, 0, 0, 0, 0, 0));
+  EXPECT_EQ(busiest_link(inside.combine, 3), 256 + 512);
+  EXPECT_EQ(inside_hosts(traffic, HostMap({5, 5, 5})).dispatch.wire, traffic.dispatch.wire);
+}
+
 TEST(TrafficTest, BusiestAreTheLargestSums) {
   const Flow flow{{0, 1, 2, 3, 0, 4, 50, 6, 0}, {1, 2, 6}, {7, 9, 8}};
   EXPECT_EQ(busiest_egress(flow, 3), 56);
