@@ -117,6 +117,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "each; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
+  add_messages(verb, options.exact_messages, options.host_capacity);
   verb->add_option("--engine", options.engine,
                    "how ranks reach each other: auto, local (threads), shm (processes), mpi (those "
                    "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")

@@ -15,9 +15,11 @@ struct RunOptions {
   std::string model;
   int layer = -1;
   std::string input;
-  int hosts = 1;       ///< on which rows between hosts are counted
-  int ranks = 0;       ///< 0: the launcher's count, else 1
-  std::string engine;  ///< empty: the setting SWITCHYARD_ENGINE
+  int hosts = 1;                   ///< on which rows between hosts are counted
+  bool exact_messages = false;     ///< cuda, several hosts: as in ExchangeOptions
+  std::int64_t host_capacity = 0;  ///< likewise
+  int ranks = 0;                   ///< 0: the launcher's count, else 1
+  std::string engine;              ///< empty: the setting SWITCHYARD_ENGINE
   std::string device = "cpu";
   std::string prepare = "low_latency";
   std::string scheme = "none";

@@ -75,6 +75,7 @@ void check_run_options(const RunOptions& options) {
           "run: --dump with --micro-batches {}, must be 1: a dump shows one batch",
           options.micro_batches);
   require_experts("run", options.experts, options.device);
+  check_messages("run", options.exact_messages, options.host_capacity, options.device);
   const bool is_global = scheme.needs_tensor_scale();
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;
   check_scale("--global-scale", options.global_scale, options, is_global, "nvfp4");

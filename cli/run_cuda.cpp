@@ -83,7 +83,10 @@ std::unique_ptr<ModularKernel> CudaLayer::make_kernel() {
   auto experts =
       make_experts(name, setup_.weights.experts.view(), expert_options, queue_->device());
   return std::make_unique<ModularKernel>(
-      make_prepare_finalize(kind, setup_.group, config, {.device = queue_->device()}),
+      make_prepare_finalize(kind, setup_.group, config,
+                            {.device = queue_->device(),
+                             .host_capacity = setup_.options.host_capacity,
+                             .exact_messages = setup_.options.exact_messages}),
       std::move(experts), std::move(shared));
 }
 

@@ -75,6 +75,12 @@ void require_known_rows(const JsonObject& object, const std::string& path) {
           "plan: {}: rows that return as {} and tokens given as codes are not predicted, must be "
           "of a run without --returned and --codes",
           path, returned);
+  const bool is_exact = settings.boolean_or("exact_messages", false);
+  const std::int32_t capacity = settings.integer_or("host_capacity", 0, 0, kMax);
+  require(!is_exact && capacity == 0, Errc::kNotSupported,
+          "plan: {}: messages between hosts of other sizes than those of all tokens are not "
+          "predicted, must be of a run without --exact-messages and --host-capacity",
+          path);
   const std::int32_t num_shared = settings.integer_or("shared_experts", 0, 0, kMax);
   require(num_shared == 0, Errc::kNotSupported,
           "plan: {}: layers with {} shared experts are not predicted, must be of a run without "

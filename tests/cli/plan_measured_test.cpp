@@ -21,7 +21,7 @@ TEST(PlanMeasuredTest, WhatIsNotABenchFileIsRefused) {
                  "was measured on GPUs, but constants cpu are of CPUs");
 }
 
-TEST(PlanMeasuredTest, CodesQuantizedReturnsAndSharedExpertsAreNotPredicted) {
+TEST(PlanMeasuredTest, WhatHasNoPredictionIsRefused) {
   const TempFolder folder;
   nlohmann::json file = nlohmann::json::parse(
       text_of(SWITCHYARD_SOURCE_DIR "/bench/results/2026-11-23-h200x2-pair-prefill.json"));
@@ -35,6 +35,13 @@ TEST(PlanMeasuredTest, CodesQuantizedReturnsAndSharedExpertsAreNotPredicted) {
   file["settings"]["shared_experts"] = 1;
   expect_refused({"--measured", folder.write("shared.json", file.dump())},
                  "must be of a run without --shared-experts");
+  file["settings"]["shared_experts"] = 0;
+  phrase = "must be of a run without --exact-messages and --host-capacity";
+  file["settings"]["exact_messages"] = true;
+  expect_refused({"--measured", folder.write("exact.json", file.dump())}, phrase);
+  file["settings"]["exact_messages"] = false;
+  file["settings"]["host_capacity"] = 64;
+  expect_refused({"--measured", folder.write("capacity.json", file.dump())}, phrase);
 }
 
 TEST(PlanMeasuredTest, MeasuredFilesSayAllButConstants) {
