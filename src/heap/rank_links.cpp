@@ -161,6 +161,7 @@ void NcclLinks::join(const std::vector<std::string>& texts) {
       const auto at = static_cast<std::size_t>(link);
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
+      config.maxCTAs = kMaxMessageCtas;
       result = api.comm_init_rank_config(&comms_[at], map_.num_hosts(), ids[at], host, &config);
     }
     const ncclResult_t end = api.group_end();  // also after an error: this thread's group is open

@@ -17,6 +17,9 @@
 
 namespace switchyard {
 
+/// CTAs of NCCL's at a time, for each of which it takes an SM: enough for any network.
+inline constexpr int kMaxMessageCtas = 16;
+
 /// A message to `peer` or from it.
 struct LinkMessage {
   int source = 0;  ///< the rank whose tokens are concerned: this rank or the peer

@@ -156,7 +156,7 @@ std::vector<Case> layout_cases(Layout layout, int num_ranks) {
 std::vector<Case> scheme_cases() {
   std::vector<Case> cases;
   for (const char* name :
-       {"fp8_block_deepep", "fp8_ue8m0", "fp8_token", "fp8_tensor", "int8_token", "int8_tensor",
+       {"fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token", "int8_tensor",
         "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
     for (const std::int64_t hidden : {1024, 612}) {
       cases.push_back(
@@ -249,6 +249,29 @@ std::vector<Case> packed_cases() {
   return cases;
 }
 
+// Messages of several blocks, of which the last ones of exact messages have no rows.
+std::vector<Case> long_cases() {
+  std::vector<Case> cases;
+  Case c = case_of("long", config_of(Layout::kExpanded, schemes::kNone, kPerRank, 4096));
+  c.num_tokens = {1500, 1300, 700, 900};
+  c.config.max_tokens_per_rank = 1500;
+  cases.push_back(c);
+  c.splits_phases = true;
+  c.returns_weights = true;
+  c.config.scheme = schemes::kFp8Block;
+  c.config.payload_bytes = {614};
+  cases.push_back(c);
+  c.exact_messages = true;
+  c.none_share = 0.8;
+  cases.push_back(c);
+  c.exact_messages = false;
+  c.host_capacity = 1300;
+  cases.push_back(c);
+  c.config.reduce = Reduce::kPerHost;
+  cases.push_back(c);
+  return cases;
+}
+
 std::vector<Suite> suites() {
   std::vector<Suite> suites;
   for (const Layout layout : kLayouts) {
@@ -270,6 +293,9 @@ std::vector<Suite> suites() {
   suites.push_back({"many_tokens_01", kTwo, {many}});
   for (const Hosts& hosts : {kThree, kTwoTimesTwo, kThreeAndOne}) {
     suites.push_back({"packed_" + text_of(hosts), hosts, packed_cases()});
+  }
+  for (const Hosts& hosts : {kTwo, kTwoTimesTwo, kThreeAndOne}) {
+    suites.push_back({"long_" + text_of(hosts), hosts, long_cases()});
   }
   suites.push_back({"few_ctas_01", kTwo, few_ctas_cases()});
   return suites;

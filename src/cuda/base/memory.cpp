@@ -43,8 +43,14 @@ PinnedBuffer::PinnedBuffer(std::size_t bytes) {
 
 PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
 
-OwnedStream::OwnedStream() {
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+OwnedStream::OwnedStream(Priority priority) {
+  int lowest = 0;
+  int highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+             "cudaDeviceGetStreamPriorityRange");
+  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                          priority == Priority::kHigh ? highest : lowest),
+             "cudaStreamCreateWithPriority");
 }
 
 OwnedStream::~OwnedStream() {
@@ -57,6 +63,14 @@ OwnedEvent::OwnedEvent() {
 
 OwnedEvent::~OwnedEvent() {
   if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+void OwnedEvent::record(cudaStream_t stream) const {
+  check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+void OwnedEvent::hold(cudaStream_t stream) const {
+  check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
 }
 
 }  // namespace switchyard::cuda

@@ -89,7 +89,11 @@ class PinnedBuffer {
 /// A stream that does not synchronize with the default stream. Move-only.
 class OwnedStream {
  public:
-  OwnedStream();
+  enum class Priority { kNormal, kHigh };
+
+  /// With high priority, CTAs of its kernels start before those of other streams that wait for
+  /// room.
+  explicit OwnedStream(Priority priority = Priority::kNormal);
   OwnedStream(OwnedStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   OwnedStream& operator=(OwnedStream&& other) noexcept {
     std::swap(stream_, other.stream_);
@@ -113,6 +117,11 @@ class OwnedEvent {
   }
   ~OwnedEvent();
   cudaEvent_t get() const noexcept { return event_; }
+
+  /// Reached when the stream has come here.
+  void record(cudaStream_t stream) const;
+  /// Keeps the stream here until the event is reached as it was recorded last.
+  void hold(cudaStream_t stream) const;
 
  private:
   cudaEvent_t event_ = nullptr;

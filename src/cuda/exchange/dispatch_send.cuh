@@ -131,8 +131,8 @@ __device__ __forceinline__ int first_send_item(const DispatchArgs& a, int sender
   return static_cast<int>(threadIdx.x) / kLanes * a.grid.num_senders + sender;
 }
 
-/// Sends the rows of all tokens, together with the other senders. The first chunk is made before
-/// the barrier after which the call number is known.
+/// Sends the rows of `a.tokens.sent`, together with the other senders. The first chunk is made
+/// before the barrier after which the call number is known.
 template <class Form>
 __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta& current,
                                           int index, SenderShared& shared) {
@@ -145,16 +145,19 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& a, const CallOfCta
   for (; index < num_items || is_first; index += a.grid.num_warps * a.grid.num_senders) {
     const SendItem item(a, index);
     const bool is_there = index < num_items;
+    const VecSource from(a, item.token, item.chunk, lane);
+    const bool is_sent = is_there && a.tokens.sent.has(from.number);
     std::uint32_t words[Form::kWords];
     GivenId id;
-    if (is_there) {
+    if (is_sent) {
       if (lane < a.num_topk) id.request(a.tokens.ids, std::int64_t{item.token} * a.num_topk + lane);
-      Form::make(a, VecSource(a, item.token, item.chunk, lane), lane, words, scales);
+      Form::make(a, from, lane, words, scales);
     }
     if (is_first) __syncthreads();
     stamp(a, Stage::kCallKnown);
     is_first = false;
     if (!is_there || current.has_failed != 0) return;
+    if (!is_sent) continue;
     send_chunk<Form>(a, current.number, item, lane, SendRanks(a, lane, id.value(a.tokens.ids)),
                      words, scales);
     stamp(a, Stage::kFirstStore);

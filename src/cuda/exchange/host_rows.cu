@@ -144,17 +144,18 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
        item += num_threads() / kLanes) {
     const auto token = static_cast<std::int32_t>(item / num_chunks);
     const auto chunk = static_cast<std::int32_t>(item - std::int64_t{token} * num_chunks);
+    const std::int32_t number = a.numbers == nullptr ? token : a.numbers[token];
+    if (!a.range.has(number)) continue;
     const std::int64_t first = std::int64_t{token} * a.num_topk;
     const std::int32_t num_partials = a.state.num_partials[token];
-    const std::int64_t number = a.numbers == nullptr ? token : a.numbers[token];
-    if (number < 0) continue;
     int nth = 0;
     for (std::int32_t p = 0; p < num_partials; ++p) {
       const std::int32_t rank = a.state.partial_ranks[first + p];
       if (nth == a.width) break;
       if ((a.ranks >> rank & 1) == 0) continue;
       const std::size_t in_row = static_cast<std::size_t>(chunk) * a.layout.return_chunk_stride;
-      std::byte* row = a.rows + (number * a.width + nth++) * std::int64_t{a.layout.return_stride};
+      const std::int64_t nth_row = std::int64_t{number} * a.width + nth++;
+      std::byte* row = a.rows + nth_row * std::int64_t{a.layout.return_stride};
       std::byte* slot = a.window + a.layout.returned(token, a.state.columns[first + p]);
       if (!visit(row + in_row, slot + in_row, chunk,
                  WaitFor{WaitPlace::kReturnedRow, rank, token, next_call(a.state) - 1})) {

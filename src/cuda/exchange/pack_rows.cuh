@@ -14,6 +14,20 @@ namespace switchyard::cuda {
 inline constexpr int kPackThreads = 256;
 inline constexpr int kPackWarps = kPackThreads / kLanes;
 
+/// The row of a token in message `m`.
+__device__ __forceinline__ std::int32_t number_in(const PackedRows& to, int m, int token) {
+  return to.numbers == nullptr ? token : to.numbers[m * to.numbers_stride + token];
+}
+
+/// Whether a token has a row of the range in any message; for all lanes.
+__device__ __forceinline__ bool is_wanted(const PackedRows& to, int token, int lane) {
+  bool is_in_range = false;
+  for (int m = lane; m < to.messages.count; m += kLanes) {
+    is_in_range |= to.range.has(number_in(to, m, token));
+  }
+  return __any_sync(kAllLanes, is_in_range) != 0;
+}
+
 /// One warp per chunk of a token, which goes to the messages of all hosts.
 template <class Form>
 __global__ void __launch_bounds__(kPackThreads)
@@ -28,6 +42,7 @@ __global__ void __launch_bounds__(kPackThreads)
        item += std::int64_t{gridDim.x} * kPackWarps) {
     const auto token = static_cast<int>(item / num_chunks);
     const auto chunk = static_cast<int>(item - std::int64_t{token} * num_chunks);
+    if (!is_wanted(to, token, lane)) continue;
     const VecSource from(a, token, chunk, lane);
     std::uint32_t words[Form::kWords];
     Form::make(a, from, lane, words, scales);
@@ -37,14 +52,13 @@ __global__ void __launch_bounds__(kPackThreads)
     const auto scale_bytes = static_cast<int>(a.scales.block.element_bytes);
 #pragma unroll 1
     for (int m = 0; m < to.messages.count; ++m) {
-      const std::int32_t number =
-          to.numbers == nullptr ? token : to.numbers[m * to.numbers_stride + token];
-      if (number < 0) continue;
+      const std::int32_t number = number_in(to, m, token);
+      if (!to.range.has(number)) continue;
       const std::size_t message = static_cast<std::size_t>(m) * to.messages.stride;
       if (from.first < a.layout.shape.hidden) {
         constexpr int kVecBytes = Form::kWords * 4;
         auto* at =
-            reinterpret_cast<std::uint32_t*>(to.rows + message + number * to.stride +
+            reinterpret_cast<std::uint32_t*>(to.rows + message + std::int64_t{number} * to.stride +
                                              std::int64_t{from.first} / kVecElements * kVecBytes);
 #pragma unroll
         for (int i = 0; i < Form::kWords; i += 2) {

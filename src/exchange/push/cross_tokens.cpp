@@ -104,7 +104,38 @@ std::uint64_t* PushHosts::begin_crossing(std::size_t index,
   }
   CountWords& counts = counts_of(index);
   if (packing.is_packed) number_own(slot, counts, last, message, stream);
-  if (!packing.is_exact) return nullptr;
+  if (packing.is_exact) exchange_heads(index, last, message, site, stream);
+  const std::vector<RowRange> blocks = message.blocks();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    pack_block(slot, regions, message, packing, blocks[b], stream);
+    slot.are_ready[b].record(stream);
+  }
+  return packing.is_exact ? &counts.have_arrived : nullptr;
+}
+
+void PushHosts::pack_block(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
+                           const DispatchMessage& message, const Packing& packing,
+                           const RowRange& block, cudaStream_t stream) const {
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    const CrossingRows& rows = message.regions[i];
+    cuda::launch_pack_rows(regions[i],
+                           {.messages = messages_of(slot, packing),
+                            .rows = slot.sent + rows.rows,
+                            .stride = rows.stride,
+                            .scales = rows.has_scales() ? slot.sent + rows.scales : nullptr,
+                            .numbers = packing.is_packed ? slot.numbers : nullptr,
+                            .numbers_stride = static_cast<std::int64_t>(tokens_per_rank()),
+                            .range = block},
+                           stream);
+  }
+}
+
+// Of exact messages: modes and counts, which the host waits for.
+void PushHosts::exchange_heads(std::size_t index, const cuda::DispatchArgs& args,
+                               const DispatchMessage& message, const WaitSite& site,
+                               cudaStream_t stream) {
+  const Slot& slot = slots_[index];
+  CountWords& counts = counts_of(index);
   std::atomic_ref(counts.have_arrived).store(0, std::memory_order_relaxed);
   std::vector<LinkMessage> sent;
   std::vector<LinkMessage> received;
@@ -117,72 +148,79 @@ std::uint64_t* PushHosts::begin_crossing(std::size_t index,
     std::byte* to = slot.forwards[i].message + message.mode;
     received.push_back({forwarded_[i], forwarded_[i], to, static_cast<std::size_t>(kHeadBytes)});
   }
-  cuda::EndStayArgs end = end_of_dispatch(slot, last, message);
+  cuda::EndStayArgs end = end_of_dispatch(slot, args, message);
   end.counts = counts.received;
   end.have_arrived = &counts.have_arrived;
-  exchange(index, kDispatch, end, sent, received, site, stream);
-  return &counts.have_arrived;
+  slot.are_ready[0].record(stream);
+  slot.are_ready[0].hold(slot.messages.get());
+  exchange(index, kDispatch, end, sent, received, site);
 }
 
 void PushHosts::add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
                                const DispatchMessage& form, const Packing& packing,
-                               std::uint32_t num_rows) {
-  const std::byte* const first = message.data;
+                               std::uint32_t num_rows, const RowRange& block) {
+  std::byte* const begin = message.data;
   const auto add = [&](std::size_t offset, std::size_t num_bytes) {
-    message.data = const_cast<std::byte*>(first) + offset;
+    message.data = begin + offset;
     message.num_bytes = num_bytes;
     to.push_back(message);
   };
-  if (!packing.is_exact) return add(0, form.num_bytes);
-  add(form.ids, form.regions[0].rows - form.ids);
+  const bool is_whole = block.first == 0 && block.end == form.num_rows;
+  if (is_whole && !packing.is_exact) return add(0, form.num_bytes);
+  if (block.first == 0) {
+    const std::size_t head = packing.is_exact ? form.ids : form.mode;
+    add(head, form.regions[0].rows - head);
+  }
+  const auto first = static_cast<std::size_t>(block.first);
+  const auto count =
+      static_cast<std::size_t>(block.count(packing.is_exact ? num_rows : form.num_rows));
   for (const CrossingRows& rows : form.regions) {
-    add(rows.rows, num_rows * static_cast<std::size_t>(rows.stride));
-    if (rows.has_scales()) add(rows.scales, num_rows * rows.scale_bytes);
+    const auto stride = static_cast<std::size_t>(rows.stride);
+    add(rows.rows + first * stride, count * stride);
+    if (rows.has_scales()) add(rows.scales + first * rows.scale_bytes, count * rows.scale_bytes);
   }
 }
 
-std::vector<cuda::DispatchArgs> PushHosts::cross(std::size_t index,
-                                                 const std::vector<cuda::DispatchArgs>& regions,
-                                                 const DispatchMessage& message,
-                                                 const PushDispatch& call, const WaitSite& site,
-                                                 cudaStream_t stream) {
+void PushHosts::cross(std::size_t index, const std::vector<cuda::DispatchArgs>& regions,
+                      const DispatchMessage& message, const PushDispatch& call,
+                      const WaitSite& site, cudaStream_t stream, const PassOn& pass_on) {
   const Slot& slot = slots_[index];
   const CountWords& counts = counts_of(index);
   const Packing packing = message.is_routing ? Packing{} : slot.packing;
-  for (std::size_t i = 0; i < regions.size(); ++i) {
-    const CrossingRows& rows = message.regions[i];
-    cuda::launch_pack_rows(regions[i],
-                           {.messages = messages_of(slot, packing),
-                            .rows = slot.sent + rows.rows,
-                            .stride = rows.stride,
-                            .scales = rows.has_scales() ? slot.sent + rows.scales : nullptr,
-                            .numbers = packing.is_packed ? slot.numbers : nullptr,
-                            .numbers_stride = static_cast<std::int64_t>(tokens_per_rank())},
-                           stream);
-  }
-  std::vector<LinkMessage> sent;
-  std::vector<LinkMessage> received;
-  for (std::size_t i = 0; i < others_.size(); ++i) {
-    std::byte* from = slot.sent + (packing.is_packed ? i * slot.message_stride : 0);
-    add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, message, packing,
-                   counts.sent[i]);
-  }
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, message,
-                   packing, counts.received[i]);
-  }
   const cuda::DispatchArgs& last = regions.back();
-  exchange(index, kDispatch, end_of_dispatch(slot, last, message), sent, received, site, stream);
-  if (packing.is_packed) number_forwarded(slot, last, message, call.max_tokens, stream);
-  std::vector<cuda::DispatchArgs> forwarded;
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    for (std::size_t r = 0; r < regions.size(); ++r) {
-      forwarded.push_back(
-          forwarded_args(slot.forwards[i], forwarded_[i], regions[r], message, r, call.max_tokens));
-      if (packing.is_packed) forwarded.back().tokens.numbers = slot.forwards[i].numbers;
+  const std::vector<RowRange> blocks = message.blocks();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    std::vector<LinkMessage> sent;
+    std::vector<LinkMessage> received;
+    for (std::size_t i = 0; i < others_.size(); ++i) {
+      std::byte* from = slot.sent + (packing.is_packed ? i * slot.message_stride : 0);
+      add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, message, packing,
+                     counts.sent[i], blocks[b]);
+    }
+    for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+      add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, message,
+                     packing, counts.received[i], blocks[b]);
+    }
+    slot.are_ready[b].hold(slot.messages.get());
+    exchange(index, kDispatch, end_of_dispatch(slot, last, message), sent, received, site);
+    slot.have_crossed[b].record(slot.messages.get());
+    slot.have_crossed[b].hold(stream);
+    const bool is_first = blocks[b].first == 0;
+    if (is_first && packing.is_packed) {
+      number_forwarded(slot, last, message, call.max_tokens, stream);
+    }
+    for (std::size_t i = 0; i < forwarded_.size(); ++i) {
+      const bool has_rows = !packing.is_exact || blocks[b].count(counts.received[i]) > 0;
+      if (!is_first && !has_rows) continue;
+      for (std::size_t r = 0; r < regions.size(); ++r) {
+        cuda::DispatchArgs args = forwarded_args(slot.forwards[i], forwarded_[i], regions[r],
+                                                 message, r, call.max_tokens);
+        if (packing.is_packed) args.tokens.numbers = slot.forwards[i].numbers;
+        args.tokens.sent = blocks[b];
+        pass_on(args);
+      }
     }
   }
-  return forwarded;
 }
 
 // The region `own` of another rank: with its number and tokens, and with lists of its own.

@@ -88,6 +88,24 @@ std::size_t largest_dispatch_bytes(const PushExchangeShape& shape, const Crossin
 
 }  // namespace
 
+std::vector<RowRange> row_blocks(std::int64_t num_rows, std::size_t num_bytes) {
+  // A block costs a message of NCCL, some 10 us, which 4 MiB take several times over any network.
+  constexpr std::size_t kBlockBytes = std::size_t{4} << 20;
+  const auto count =
+      static_cast<std::int64_t>(std::clamp<std::size_t>(num_bytes / kBlockBytes, 1, kMaxRowBlocks));
+  const std::int64_t rows_per_block = std::max<std::int64_t>(1, cdiv(num_rows, count));
+  std::vector<RowRange> blocks;
+  for (std::int64_t first = 0; first == 0 || first < num_rows; first += rows_per_block) {
+    const std::int64_t end = std::min(first + rows_per_block, num_rows);
+    blocks.push_back({static_cast<std::int32_t>(first), static_cast<std::int32_t>(end)});
+  }
+  return blocks;
+}
+
+std::vector<RowRange> DispatchMessage::blocks() const {
+  return row_blocks(num_rows, is_routing ? 0 : num_bytes);
+}
+
 DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,
                                  bool routing_only, const CrossingRoom& room) {
   std::vector<RowForm> forms;
@@ -113,7 +131,8 @@ ReturnMessage return_message(const PushExchangeShape& shape, int host_size, std:
   message.width = by_choice ? shape.main_topk : std::min(shape.main_topk, host_size);
   if (shape.config.reduce == Reduce::kPerHost) message.width = 1;  // their sum
   message.row_bytes = static_cast<std::size_t>(message.width) * shape.main.return_stride;
-  offsets.take(room.num_rows(max_tokens), message.row_bytes);
+  message.num_rows = room.num_rows(max_tokens);
+  offsets.take(message.num_rows, message.row_bytes);
   if (shape.returns_weights) {
     message.num_records =
         static_cast<std::int64_t>(shape.weights.choices_offset / sizeof(std::uint64_t)) +

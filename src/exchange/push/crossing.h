@@ -13,6 +13,10 @@
 //
 // Rows are those of all tokens, C is M, and every host gets the same message: unless messages are
 // packed (CrossingRoom), when each host gets the rows of its tokens, one after another.
+//
+// Long messages cross in blocks of rows, so that a block is passed on, or put into the window,
+// while the next one crosses. What comes before the rows of dispatch goes with the first block,
+// records of weights with the last.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +25,7 @@
 
 #include "exchange/push/push_shape.h"
 #include "plan/host_map.h"
+#include "plan/row_range.h"
 
 namespace switchyard {
 
@@ -37,6 +42,11 @@ struct CrossingRoom {
     return capacity > 0 && capacity < max_tokens ? capacity : max_tokens;
   }
 };
+
+inline constexpr std::size_t kMaxRowBlocks = 8;
+/// The blocks of a message of `num_rows` rows: one or more, of which the first begins with row 0.
+/// All ranks know C, so they know the blocks.
+std::vector<RowRange> row_blocks(std::int64_t num_rows, std::size_t num_bytes);
 
 /// Offsets of a region's rows.
 struct CrossingRows {
@@ -57,6 +67,8 @@ struct DispatchMessage {
   bool is_routing = false;            ///< routing_message(), never packed
   std::int64_t num_rows = 0;          ///< C
   std::size_t num_bytes = 0;
+
+  std::vector<RowRange> blocks() const;
 };
 
 /// Of payloads and tokens; with `routing_only` of tokens, one vector of elements each.
@@ -70,7 +82,10 @@ struct ReturnMessage {
   std::size_t row_bytes = 0;  ///< of a token's W rows
   std::size_t weights = 0;
   std::int64_t num_records = 0;
+  std::int64_t num_rows = 0;  ///< C
   std::size_t num_bytes = 0;
+
+  std::vector<RowRange> blocks() const { return row_blocks(num_rows, num_bytes); }
 };
 
 /// Of a host with `host_size` ranks.

@@ -6,6 +6,7 @@
 
 #include "cuda/base/check.h"
 #include "cuda/exchange/exchange_args.h"
+#include "heap/rank_links.h"
 
 namespace switchyard {
 namespace {
@@ -19,16 +20,17 @@ bool is_captured(Stream stream) {
 }  // namespace
 
 GpuRoom::GpuRoom(int num_sms, int ranks_on_gpu, int max_in_flight, const ExchangeOptions& options)
-    : has_sides_(ranks_on_gpu == 1 && max_in_flight > 1) {
+    : is_alone_(ranks_on_gpu == 1),
+      has_sides_(is_alone_ && max_in_flight > 1),
+      beside_messages_(kExchangeCtasPerSm * (num_sms - kMaxMessageCtas)) {
   const int limit = options.num_ctas > 0 ? options.num_ctas : kExchangeCtasPerSm * num_sms;
   const auto share = [&](int num_kernels) {
     const int ctas = kExchangeCtasPerSm * num_sms / num_kernels;
     return std::max(kMinCtas, std::min(ctas, limit));
   };
-  const bool is_alone = ranks_on_gpu == 1;
-  full_.num_ctas = share(is_alone ? 1 : ranks_on_gpu * max_in_flight);
-  full_.is_whole_gpu = is_alone && options.num_ctas == 0;
-  full_.is_programmatic = is_alone && options.programmatic_launch;
+  full_.num_ctas = share(is_alone_ ? 1 : ranks_on_gpu * max_in_flight);
+  full_.is_whole_gpu = is_alone_ && options.num_ctas == 0;
+  full_.is_programmatic = is_alone_ && options.programmatic_launch;
   side_.num_ctas = share(2 * std::max(1, max_in_flight - 1));
   if (has_sides_) ends_.resize(static_cast<std::size_t>(max_in_flight) - 1);
 }
@@ -37,14 +39,20 @@ void GpuRoom::begin(std::size_t slot, Stream stream) {
   if (!has_sides_ || slot != 0 || stream == main_) return;
   main_ = stream;
   if (is_captured(stream)) return;
-  for (const cuda::OwnedEvent& end : ends_) {
-    cuda::check_cuda(cudaStreamWaitEvent(stream.get(), end.get()), "dispatch");
-  }
+  for (const cuda::OwnedEvent& end : ends_) end.hold(stream.get());
 }
 
 void GpuRoom::end(std::size_t slot, Stream stream) {
   if (slot == 0 || stream != main_ || is_captured(stream)) return;
-  cuda::check_cuda(cudaEventRecord(ends_[slot - 1].get(), stream.get()), "dispatch");
+  ends_[slot - 1].record(stream.get());
+}
+
+KernelRoom GpuRoom::beside_messages(Stream stream) const {
+  KernelRoom room = of(stream);
+  if (!is_alone_) return room;
+  room.num_ctas = std::max(kMinCtas, std::min(room.num_ctas, beside_messages_));
+  room.is_whole_gpu = false;
+  return room;
 }
 
 }  // namespace switchyard

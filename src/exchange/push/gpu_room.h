@@ -15,9 +15,10 @@
 //
 // Over hosts the kernel that waits for what ranks of this host return, before it is passed back,
 // has this room, too. NCCL's kernels wait for other hosts and know nothing of it: a CTA of theirs
-// takes up to 640 threads and most registers of an SM, and starts once an SM has them. They wait
-// only for kernels ahead of their counterparts, in streams and in their communicator, so that is a
-// delay.
+// takes up to 640 threads and most registers of an SM, and starts once an SM has them. Kernels of
+// the same call that run beside them leave SMs for them where there are several blocks; and they
+// wait for nobody, or for what ranks of this host have sent without waiting for these messages. So
+// whoever must wait for room is late, not lost.
 //
 // What is main follows from the calls alone, so ranks that run the same program agree.
 #pragma once
@@ -49,11 +50,15 @@ class GpuRoom {
   /// The kernels of a call in `slot` have been launched.
   void end(std::size_t slot, Stream stream);
   KernelRoom of(Stream stream) const { return has_sides_ && stream != main_ ? side_ : full_; }
+  /// The same less the SMs that messages to other hosts take (RankLinks).
+  KernelRoom beside_messages(Stream stream) const;
 
  private:
   KernelRoom full_;
   KernelRoom side_;
+  bool is_alone_ = true;  ///< of this rank's exchange on its GPU
   bool has_sides_ = false;
+  int beside_messages_ = 1;
   Stream main_ = Stream::host();
   std::vector<cuda::OwnedEvent> ends_;  ///< of the last call of each slot but 0 in the main stream
 };

@@ -128,10 +128,16 @@ void PushHosts::allocate(std::size_t index, cudaStream_t stream) {
   slot.sums = base + layout.sums;
 }
 
+// In the stream of messages. A block of which no message has rows is none.
 void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArgs end,
                          const std::vector<LinkMessage>& sent,
-                         const std::vector<LinkMessage>& received, const WaitSite& site,
-                         cudaStream_t stream) {
+                         const std::vector<LinkMessage>& received, const WaitSite& site) {
+  const auto has_bytes = [](const LinkMessage& message) { return message.num_bytes > 0; };
+  if (std::none_of(sent.begin(), sent.end(), has_bytes) &&
+      std::none_of(received.begin(), received.end(), has_bytes)) {
+    return;
+  }
+  cudaStream_t stream = slots_[slot].messages.get();
   cuda::StayWords& stay = stay_of(slot, operation);
   end.ended = &stay.ended;
   end.peer = peers_[0];
@@ -152,159 +158,19 @@ void PushHosts::list_returns(std::size_t index, const cuda::RoutingArgs& routing
   }
 }
 
-// What the ranks of this host return for some tokens becomes one sum of each, ranks ascending,
-// rounded once, in the slot of the first of its partial sums.
-void PushHosts::add_up(const Slot& slot, const SlotKernels& kernels, const cuda::CallState& lists,
-                       std::int64_t num_tokens, std::byte* window, const GridRequest& grid,
-                       cudaStream_t stream) const {
-  const auto count = static_cast<std::int32_t>(num_tokens);
-  const std::int64_t row_bytes = shape_.config.hidden * static_cast<std::int64_t>(sizeof(float));
-  const bool are_aligned = row_bytes % static_cast<std::int64_t>(kUnitBytes) == 0;
-  cuda::ListGroupsArgs groups{
-      .from = lists, .to = slot.of_ranks, .num_topk = shape_.main_topk, .num_tokens = count};
-  for (const int rank : map_.ranks_of(own_host())) {
-    groups.groups[groups.num_groups++] = std::uint64_t{1} << rank;
-  }
-  cuda::launch_list_groups(groups, stream);
-  cuda::CombineArgs args = combine_args(kernels, {});
-  args.windows.base[rank_] = window;
-  args.state = slot.of_ranks;
-  args.state.counter = kernels.main.base.state.counter;
-  args.sums.num_tokens = count;
-  args.sums.data = slot.sums;
-  args.sums.stride = row_bytes;
-  args.sums.dtype = DType::kF32;
-  args.sums.are_aligned = are_aligned;
-  args.grid = cuda::combine_grid(grid, args.layout, count);
-  cuda::launch_combine(args, cuda::Phases::kReceive, false, stream);
-  args.state = lists;
-  args.state.counter = kernels.main.base.state.counter;
-  args.results = {
-      .data = slot.sums, .stride = row_bytes, .dtype = DType::kF32, .are_aligned = are_aligned};
-  cuda::launch_send_sums(args, ranks_of(own_host()), stream);
-}
-
-cuda::CallState PushHosts::summed_lists(std::size_t index, const cuda::CallState& own) const {
-  if (shape_.config.reduce != Reduce::kPerHost) return own;
-  cuda::CallState lists = slots_[index].of_hosts;
-  lists.counter = own.counter;
-  return lists;
-}
-
-void PushHosts::add_returned(std::vector<LinkMessage>& to, LinkMessage message,
-                             const ReturnMessage& form, const Packing& packing,
-                             std::uint32_t num_rows) {
-  message.num_bytes = packing.is_exact ? num_rows * form.row_bytes : form.num_bytes;
-  to.push_back(message);
-  if (!packing.is_exact || form.num_records == 0) return;
-  message.data += form.weights;
-  message.num_bytes = static_cast<std::size_t>(form.num_records) * sizeof(std::uint64_t);
-  to.push_back(message);
-}
-
-void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
-                          const GridRequest& grid, const WaitSite& site, cudaStream_t stream) {
-  const Slot& slot = slots_[index];
-  require(!slot.packing.is_exact || !cuda::is_capturing(stream, "combine"), Errc::kInvalidArgument,
-          "combine: the stream is captured into a graph, but its dispatch was not, and with "
-          "exact_messages the graph would keep the sizes of that call; capture both or neither");
-  const bool is_per_host = shape_.config.reduce == Reduce::kPerHost;
-  const cuda::CallState& own = kernels.main.base.state;
-  if (is_per_host) {
-    add_up(slot, kernels, own, call.num_tokens(), kernels.main.windows.base[rank_], grid, stream);
-    cuda::ListGroupsArgs groups{.from = own,
-                                .to = slot.of_hosts,
-                                .num_topk = shape_.main_topk,
-                                .num_tokens = static_cast<std::int32_t>(call.num_tokens()),
-                                .num_groups = map_.num_hosts()};
-    for (int host = 0; host < map_.num_hosts(); ++host) groups.groups[host] = ranks_of(host);
-    cuda::launch_list_groups(groups, stream);
-  }
-  const auto form_of = [&](int host) {
-    const auto size = static_cast<int>(map_.ranks_of(host).size());
-    return return_message(shape_, size, call.max_tokens, room_);
-  };
-  const ReturnMessage out = form_of(own_host());
-  const CountWords& counts = counts_of(index);
-  const auto rows_args = [&](const cuda::CallState& lists, std::int64_t num_tokens,
-                             const ReturnMessage& message, std::uint64_t ranks,
-                             const std::int32_t* numbers, std::byte* window, std::byte* rows) {
-    cuda::ReturnedRowsArgs args{.layout = shape_.main,
-                                .wire = shape_.config.combine_scheme,
-                                .state = lists,
-                                .watch = kernels.watch,
-                                .num_topk = shape_.main_topk,
-                                .num_tokens = static_cast<std::int32_t>(num_tokens),
-                                .width = message.width,
-                                .ranks = ranks,
-                                .window = window,
-                                .rows = rows,
-                                .numbers = slot.packing.is_packed ? numbers : nullptr};
-    args.state.counter = kernels.main.base.state.counter;
-    return args;
-  };
-  const auto weights_args = [&](const ReturnMessage& message, std::byte* window, std::byte* at) {
-    return cuda::CrossingWeightsArgs{.slots = shape_.weights,
-                                     .state = kernels.main.base.state,
-                                     .watch = kernels.watch,
-                                     .num_records = message.num_records,
-                                     .window = window,
-                                     .message = at + message.weights};
-  };
-  std::vector<LinkMessage> sent;
-  for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    const int source = forwarded_[i];
-    std::byte* to = slot.forwards[i].message;
-    if (is_per_host) {
-      add_up(slot, kernels, slot.forwards[i].state, call.max_tokens,
-             kernels.far_returns.base[source], grid, stream);
-    }
-    cuda::launch_collect_rows(
-        rows_args(slot.forwards[i].state, call.max_tokens, out, ranks_of(own_host()),
-                  slot.forwards[i].numbers, kernels.far_returns.base[source], to),
-        grid.max_ctas, stream);
-    if (out.num_records > 0) {
-      cuda::launch_collect_weights(weights_args(out, kernels.far_weights.base[source], to), stream);
-    }
-    add_returned(sent, {source, source, to}, out, slot.packing, counts.received[i]);
-  }
-  std::vector<LinkMessage> received;
-  for (std::size_t i = 0; i < others_.size(); ++i) {
-    const int host = others_[i];
-    std::byte* from = slot.returned[static_cast<std::size_t>(host)];
-    add_returned(received, {rank_, map_.forwarder(rank_, host), from}, form_of(host), slot.packing,
-                 counts.sent[i]);
-  }
-  exchange(index, kCombine,
-           {.state = own, .watch = kernels.watch, .place = cuda::WaitPlace::kReturnedRow}, sent,
-           received, site, stream);
-  for (std::size_t i = 0; i < others_.size(); ++i) {
-    const int host = others_[i];
-    const ReturnMessage in = form_of(host);
-    std::byte* from = slot.returned[static_cast<std::size_t>(host)];
-    const std::int32_t* numbers = slot.numbers + i * tokens_per_rank();
-    cuda::launch_place_rows(
-        rows_args(kernels.main.base.state, call.num_tokens(), in, ranks_of(host), numbers,
-                  kernels.main.windows.base[rank_], from),
-        stream);
-    if (in.num_records > 0) {
-      cuda::launch_place_weights(weights_args(in, kernels.weights.base[rank_], from), stream);
-    }
-  }
-}
-
 // Unless they are exact, messages have their size whatever the routing is.
 WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, bool gathers) const {
   const Slot& slot = slots_[index];
   const CountWords& counts = counts_of(index);
   const DispatchMessage message = message_of(call);
-  const auto host_size = static_cast<int>(map_.ranks_of(own_host()).size());
-  const ReturnMessage returned = return_message(shape_, host_size, call.max_tokens, room_);
+  const ReturnMessage returned = returned_by(own_host(), call);
   const LinkMessage any{.data = slot.sent};  // only sizes count
   std::vector<LinkMessage> sent;
   WireBytes bytes;
   for (std::size_t i = 0; i < others_.size(); ++i) {
-    add_dispatched(sent, any, message, slot.packing, counts.sent[i]);
+    for (const RowRange& block : message.blocks()) {
+      add_dispatched(sent, any, message, slot.packing, counts.sent[i], block);
+    }
     if (slot.packing.is_exact) bytes.dispatch += kHeadBytes;
     if (gathers) {
       bytes.dispatch +=
@@ -314,7 +180,9 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   for (const LinkMessage& each : sent) bytes.dispatch += static_cast<std::int64_t>(each.num_bytes);
   sent.clear();
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    add_returned(sent, any, returned, slot.packing, counts.received[i]);
+    for (const RowRange& block : returned.blocks()) {
+      add_returned(sent, any, returned, slot.packing, counts.received[i], block);
+    }
   }
   for (const LinkMessage& each : sent) bytes.combine += static_cast<std::int64_t>(each.num_bytes);
   return bytes;

@@ -5,10 +5,16 @@
 // pushes them on in the name of that rank: so slots, places and routes are those of one host, and
 // who receives them cannot tell. Rows that return go to a part of the forwarder's window, from
 // there back to the rank, and into its window as if they had been stored there.
+//
+// Messages have a stream of their own beside that of the call, so that rows of this host, and
+// blocks that have come, move while others cross. Events between the two keep the order, in graphs
+// too.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -64,19 +70,19 @@ class PushHosts final : public LinkWatch {
   DispatchMessage message_of(const PushDispatch& call) const {
     return dispatch_message(shape_, call.max_tokens, call.routing_only, room_);
   }
-  /// Begins a message of this form with what comes before its rows. Returns the word that the GPU
-  /// sets once the counts of all messages are in pinned memory: to be waited for before cross();
-  /// null where no counts are needed. Errors of both: kSystem, kTimeout, kPeerLost, kAborted.
+  /// Packs a message of this form. Returns the word that the GPU sets once the counts of all
+  /// messages are in pinned memory: to be waited for before cross(); null where no counts are
+  /// needed. Errors of both: kSystem, kTimeout, kPeerLost, kAborted.
   std::uint64_t* begin_crossing(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
                                 const DispatchMessage& message, const PushDispatch& call,
                                 const WaitSite& site, cudaStream_t stream);
-  /// Sends this rank's tokens to the other hosts, in the message that was begun, and receives those
-  /// that it forwards. Returns what is to be dispatched for these, by source and region, in phase
-  /// kSend.
-  std::vector<cuda::DispatchArgs> cross(std::size_t slot,
-                                        const std::vector<cuda::DispatchArgs>& regions,
-                                        const DispatchMessage& message, const PushDispatch& call,
-                                        const WaitSite& site, cudaStream_t stream);
+  using PassOn = std::function<void(const cuda::DispatchArgs&)>;
+  /// Sends the message that was packed to the other hosts, and receives those whose tokens this
+  /// rank forwards. `pass_on` launches the dispatch of these in phase kSend, by block, source and
+  /// region; without announcements and routes where DispatchArgs::tokens.sent begins after row 0.
+  void cross(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
+             const DispatchMessage& message, const PushDispatch& call, const WaitSite& site,
+             cudaStream_t stream, const PassOn& pass_on);
   /// After the routing of all ranks is known, where every rank gets every token: which ranks of
   /// this host return rows of forwarded tokens.
   void list_returns(std::size_t slot, const cuda::RoutingArgs& routing, cudaStream_t stream) const;
@@ -84,6 +90,8 @@ class PushHosts final : public LinkWatch {
   /// hosts return for own ones.
   void pass_back(std::size_t slot, const SlotKernels& kernels, const PushDispatch& call,
                  const GridRequest& grid, const WaitSite& site, cudaStream_t stream);
+  /// How many blocks it has, at most.
+  std::size_t num_return_blocks(const PushDispatch& call) const;
   /// Whose partial sums are summed, after pass_back(): those of ranks, or of hosts.
   cuda::CallState summed_lists(std::size_t slot, const cuda::CallState& own) const;
 
@@ -115,8 +123,12 @@ class PushHosts final : public LinkWatch {
     std::uint32_t received[kMaxPushRanks];  ///< by place in forwarded_
     std::uint64_t have_arrived;
   };
+  using BlockEvents = std::array<cuda::OwnedEvent, kMaxRowBlocks>;
   struct Slot {
     cuda::DeviceBuffer memory;
+    cuda::OwnedStream messages{cuda::OwnedStream::Priority::kHigh};  ///< their stream
+    BlockEvents are_ready;                                           ///< to be sent, by block
+    BlockEvents have_crossed;
     Packing packing;  ///< of the last dispatch
     std::byte* sent = nullptr;
     std::size_t message_stride = 0;
@@ -127,6 +139,15 @@ class PushHosts final : public LinkWatch {
     cuda::CallState of_ranks;   ///< lists of the ranks of one host, ascending
     cuda::CallState of_hosts;   ///< lists of hosts, for own tokens
     std::byte* sums = nullptr;  ///< [T, H] f32
+  };
+  /// What pass_back() works on.
+  struct Returns {
+    const Slot& slot;
+    const SlotKernels& kernels;
+    const PushDispatch& call;
+    cudaStream_t stream;
+    ReturnMessage out;              ///< to sources
+    std::vector<ReturnMessage> in;  ///< by place in others_
   };
   /// Of exact messages, what goes ahead of the rest: the mode and the count.
   static constexpr std::int64_t kHeadBytes = 2 * sizeof(std::uint32_t);
@@ -143,18 +164,24 @@ class PushHosts final : public LinkWatch {
                      cudaStream_t stream) const;
   void number_own(const Slot& slot, CountWords& counts, const cuda::DispatchArgs& args,
                   const DispatchMessage& message, cudaStream_t stream) const;
+  void pack_block(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
+                  const DispatchMessage& message, const Packing& packing, const RowRange& block,
+                  cudaStream_t stream) const;
+  void exchange_heads(std::size_t slot, const cuda::DispatchArgs& args,
+                      const DispatchMessage& message, const WaitSite& site, cudaStream_t stream);
   void number_forwarded(const Slot& slot, const cuda::DispatchArgs& own,
                         const DispatchMessage& message, std::int64_t max_tokens,
                         cudaStream_t stream) const;
   cuda::EndStayArgs end_of_dispatch(const Slot& slot, const cuda::DispatchArgs& own,
                                     const DispatchMessage& message) const;
-  /// Adds the pieces of a message that begins at `message.data`, which has so many rows if exact.
+  /// Adds the pieces of a block of a message that begins at `message.data`, which has so many rows
+  /// if exact.
   static void add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
                              const DispatchMessage& form, const Packing& packing,
-                             std::uint32_t num_rows);
+                             std::uint32_t num_rows, const RowRange& block);
   static void add_returned(std::vector<LinkMessage>& to, LinkMessage message,
                            const ReturnMessage& form, const Packing& packing,
-                           std::uint32_t num_rows);
+                           std::uint32_t num_rows, const RowRange& block);
   std::size_t tokens_per_rank() const {
     return static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
   }
@@ -168,7 +195,17 @@ class PushHosts final : public LinkWatch {
               cudaStream_t stream) const;
   void exchange(std::size_t slot, Operation operation, cuda::EndStayArgs end,
                 const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
-                const WaitSite& site, cudaStream_t stream);
+                const WaitSite& site);
+  ReturnMessage returned_by(int host, const PushDispatch& call) const;
+  cuda::ReturnedRowsArgs rows_args(const Returns& of, const cuda::CallState& lists,
+                                   const ReturnMessage& message, const std::int32_t* numbers,
+                                   const RowRange& block) const;
+  cuda::CrossingWeightsArgs weights_args(const Returns& of, const ReturnMessage& message,
+                                         std::byte* window, std::byte* at) const;
+  void add_up_for_hosts(const Returns& of, const GridRequest& grid) const;
+  void collect(const Returns& of, const RowRange& block, int max_ctas,
+               std::vector<LinkMessage>& sent, const CountWords& counts) const;
+  void place(const Returns& of, std::size_t other, const RowRange& block) const;
   std::int64_t stay_timeout_ms() const;
   void warn_of_padding() const;
   int own_host() const { return map_.host_of(rank_); }

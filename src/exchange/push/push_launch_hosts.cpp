@@ -7,32 +7,26 @@
 
 namespace switchyard {
 
-// Rows leave for the ranks of this host, then for other hosts; those of other hosts are passed on.
-// No kernel waits before that, so that the send phase of every rank ends.
+// Rows are packed for other hosts, then leave for the ranks of this host while the first of them
+// cross; those of other hosts are passed on. No kernel waits before that, so that the send phase of
+// every rank ends.
 void PushExchange::launch_over_hosts(const Slot& slot,
                                      const std::vector<cuda::DispatchArgs>& regions,
                                      const DispatchMessage& message, cuda::Phases phases,
                                      Stream stream) {
   if (cuda::sends(phases)) {
-    for (const cuda::DispatchArgs& args : regions) {
-      launch_rows(slot, args, cuda::Phases::kSend, stream);
-    }
-    std::vector<cuda::DispatchArgs> forwarded;
-    const auto cross = [&] {
-      forwarded =
-          hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get());
-    };
+    const bool is_long = message.blocks().size() > 1;
+    const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
     std::uint64_t* const counts_arrive = hosts_->begin_crossing(index_of(slot), regions, message,
                                                                 slot.dispatch, site_, stream.get());
-    if (counts_arrive == nullptr) {
-      cross();
-    } else {
-      or_abort([&] {
-        await_word(*counts_arrive, stream);
-        cross();
-      });
-    }
-    for (const cuda::DispatchArgs& args : forwarded) launch_forwarded(slot, args, stream);
+    for (const cuda::DispatchArgs& args : regions) launch_sent(slot, args, room, true, stream);
+    const auto pass_on = [&](const cuda::DispatchArgs& args) {
+      launch_sent(slot, args, room, false, stream);
+    };
+    or_abort([&] {
+      if (counts_arrive != nullptr) await_word(*counts_arrive, stream);
+      hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get(), pass_on);
+    });
   }
   if (!cuda::receives(phases)) return;
   for (cuda::DispatchArgs args : regions) {
@@ -43,11 +37,12 @@ void PushExchange::launch_over_hosts(const Slot& slot,
 }
 
 // CTAs share work by counters, which are those of this rank's own rows.
-void PushExchange::launch_forwarded(const Slot& slot, cuda::DispatchArgs args,
-                                    Stream stream) const {
-  GridRequest request = grid_request(slot, room_.of(stream), cuda::Phases::kSend);
-  request.may_share = false;
+void PushExchange::launch_sent(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,
+                               bool are_own, Stream stream) const {
+  GridRequest request = grid_request(slot, room, cuda::Phases::kSend);
+  request.may_share = are_own;
   args.grid = cuda::dispatch_grid(request, args.layout, args.tokens.count);
+  if (args.tokens.sent.first > 0) args.grid.num_notify_ctas = 0;
   cuda::record_stages(args, cuda::Phases::kSend);
   cuda::launch_dispatch(args, cuda::Phases::kSend, false, stream.get());
 }
@@ -72,8 +67,10 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
   };
   if (cuda::sends(phases)) launch(cuda::Phases::kSend);
   if (!cuda::receives(phases)) return;
-  const GridRequest of_sums = grid_request(slot, room_.of(stream), cuda::Phases::kReceive);
-  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch, of_sums, site_, stream.get());
+  const bool is_long = hosts_->num_return_blocks(slot.dispatch) > 1;
+  const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
+  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch,
+                    grid_request(slot, room, cuda::Phases::kReceive), site_, stream.get());
   sync_if_shared(cuda::Phases::kReceive, stream);
   launch(cuda::Phases::kReceive);
 }

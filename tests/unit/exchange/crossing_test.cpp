@@ -105,6 +105,43 @@ TEST(CrossingTest, PackedMessagesHaveRoomForTheirRows) {
   EXPECT_LT(back.weights, 10 * back.row_bytes);
 }
 
+// Every row is in one block, and blocks are so long that what a message costs does not matter.
+TEST(CrossingTest, BlocksOfLongMessagesHaveEveryRowOnce) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  for (const std::int64_t num_rows : {0, 1, 7, 300, 4096, 65536}) {
+    for (const std::size_t num_bytes :
+         {std::size_t{0}, 7 * kMiB, 9 * kMiB, 30 * kMiB, 900 * kMiB}) {
+      const std::vector<RowRange> blocks = row_blocks(num_rows, num_bytes);
+      SCOPED_TRACE(std::to_string(num_rows) + " rows, " + std::to_string(num_bytes) + " bytes");
+      ASSERT_FALSE(blocks.empty());
+      EXPECT_LE(blocks.size(), std::max<std::size_t>(1, std::min(kMaxRowBlocks, num_bytes / kMiB)));
+      EXPECT_EQ(blocks.front().first, 0);
+      EXPECT_EQ(blocks.back().end, num_rows);
+      for (std::size_t i = 1; i < blocks.size(); ++i) {
+        EXPECT_EQ(blocks[i].first, blocks[i - 1].end);
+        EXPECT_GT(blocks[i].count(num_rows), 0);
+        EXPECT_LE(blocks[i].count(num_rows), blocks[0].count(num_rows));
+      }
+    }
+  }
+  EXPECT_EQ(row_blocks(4096, 7 * kMiB).size(), 1u);
+  EXPECT_EQ(row_blocks(4096, 30 * kMiB).size(), 7u);
+  EXPECT_EQ(row_blocks(4096, 900 * kMiB).size(), kMaxRowBlocks);
+}
+
+// Of the rows that there are, the last blocks may have none.
+TEST(CrossingTest, RangesCountTheRowsThatThereAre) {
+  const RowRange range{10, 20};
+  EXPECT_EQ(range.count(5), 0);
+  EXPECT_EQ(range.count(10), 0);
+  EXPECT_EQ(range.count(13), 3);
+  EXPECT_EQ(range.count(100), 10);
+  EXPECT_FALSE(range.has(9));
+  EXPECT_TRUE(range.has(10));
+  EXPECT_FALSE(range.has(20));
+  EXPECT_TRUE(RowRange{}.has(1 << 30));
+}
+
 // One row for each rank of the host that may return one, or for each choice.
 TEST(CrossingTest, ReturnsHaveRoomForEveryPartialSum) {
   const PushExchangeShape per_rank = shape_of(schemes::kNone, 256, Reduce::kPerRank);
