@@ -2,6 +2,7 @@
 
 #include "module/meter_hosts.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -35,6 +36,10 @@ std::vector<std::size_t> gather(Control& control, std::size_t value) {
 
 std::size_t part_of(std::int64_t bytes, std::size_t num_messages) {
   return num_messages == 0 ? 0 : static_cast<std::size_t>(bytes) / num_messages;
+}
+
+bool has_any(const std::vector<std::size_t>& bytes) {
+  return std::any_of(bytes.begin(), bytes.end(), [](std::size_t each) { return each > 0; });
 }
 
 }  // namespace
@@ -82,8 +87,9 @@ DeviceWork MeterHosts::messages(const WireBytes& sent, DeviceQueue& queue) {
       gather(control_, part_of(sent.dispatch, as_source_.size()));
   const std::vector<std::size_t> returned =
       gather(control_, part_of(sent.combine, as_forwarder_.size()));
-  std::vector<Crossing> crossings{crossing(as_source_, as_forwarder_, dispatched),
-                                  crossing(as_forwarder_, as_source_, returned)};
+  std::vector<Crossing> crossings;
+  if (has_any(dispatched)) crossings.push_back(crossing(as_source_, as_forwarder_, dispatched));
+  if (has_any(returned)) crossings.push_back(crossing(as_forwarder_, as_source_, returned));
   std::vector<DeviceMemory> memory;
   for (Crossing& one : crossings) {
     memory.push_back(queue.allocate(total_bytes(one.sent) + total_bytes(one.received)));
