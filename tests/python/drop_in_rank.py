@@ -29,7 +29,7 @@ class Case:
         """Same values; for tensors also the same shape and dtype."""
         if not isinstance(expected, torch.Tensor):
             if found != expected:
-                self.fail(f"{what}: is {found}, must be {expected}")
+                self.fail(f"{what}{difference_of(found, expected)}")
         elif not isinstance(found, torch.Tensor) or found.shape != expected.shape or found.dtype != expected.dtype:
             self.fail(f"{what}: is {describe(found)}, must be {describe(expected)}")
         elif not same(found, expected):
@@ -199,6 +199,15 @@ def bits(tensor):
 def same(found, expected):
     """Whether all values are equal."""
     return torch.equal(bits(found), bits(expected))
+
+
+def difference_of(found, expected):
+    """Two values, or the first entry in which two lists of one length differ."""
+    place = ""
+    while isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        index = next(i for i, (a, b) in enumerate(zip(found, expected)) if a != b)
+        place, found, expected = f"{place}[{index}]", found[index], expected[index]
+    return f"{place}: is {str(found)[:200]}, must be {str(expected)[:200]}"
 
 
 def first_difference(found, expected):
