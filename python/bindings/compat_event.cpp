@@ -13,6 +13,7 @@ void bind_compat_event(nb::module_& m) {
           [](PyEvent* self, nb::handle device, nb::handle stream) {
             const Device place = device_from(device);
             Arrays arrays(stream);
+            arrays.prefer_torch();
             new (self) PyEvent{event_behind(arrays.stream(place)), place};
           },
           nb::arg("device") = "cpu", nb::arg("stream").none() = nb::none(),
@@ -22,6 +23,7 @@ void bind_compat_event(nb::module_& m) {
           "wait",
           [](const PyEvent& self, nb::handle stream) {
             Arrays arrays(stream);
+            arrays.prefer_torch();
             self.event.current_stream_wait(arrays.stream(self.device));
           },
           nb::arg("stream").none() = nb::none(),

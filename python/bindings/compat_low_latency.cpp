@@ -116,7 +116,9 @@ void set_source_info(const PyLowLatency& self, const PyLowLatencyDispatched& dis
                      nb::handle stream_argument) {
   const auto buffer = self.live(kName);
   const Exclusive call = self.call(kName);
-  const Stream stream = Arrays(stream_argument).stream(self.device);
+  Arrays arrays(stream_argument);
+  arrays.prefer_torch();
+  const Stream stream = arrays.stream(self.device);
   without_gil([&] { buffer->set_source_info(dispatched.result->handle, stream); });
 }
 

@@ -262,7 +262,9 @@ void bind_dispatch(nb::class_<PyExchange>& type) {
             const auto exchange = self.live();
             const Exclusive call = self.call();
             const PyHandle& handle = handle_of(earlier);
-            const Stream in = Arrays(stream).stream(exchange->device());
+            Arrays arrays(stream);
+            arrays.prefer_torch();
+            const Stream in = arrays.stream(exchange->device());
             return PyHandle{without_gil([&] { return exchange->reopen(handle.handle, in); }),
                             handle.num_tokens};
           },

@@ -275,6 +275,12 @@ void Arrays::prefer(Stream filling) {
   if (filling.device().is_cuda() && !filling_) filling_ = filling;
 }
 
+void Arrays::prefer_torch() {
+  const auto modules = nb::borrow<nb::dict>(nb::module_::import_("sys").attr("modules"));
+  has_torch_ = has_torch_ || (modules.contains("torch._C") &&
+                              nb::hasattr(modules["torch._C"], "_cuda_getCurrentRawStream"));
+}
+
 Stream Arrays::stream_so_far(Device device) const {
   if (names_stream()) {
     return stream_from(stream_argument_, device);

@@ -71,6 +71,9 @@ class Arrays {
   /// Looks only at what decides the stream.
   void prefer(nb::handle array);
   void prefer(Stream filling);
+  /// For calls without arrays: torch's current stream, if the program has imported a torch that can
+  /// use GPUs.
+  void prefer_torch();
 
   /// On the device of the first array.
   Stream stream() { return stream(device()); }

@@ -155,9 +155,9 @@ std::vector<Case> layout_cases(Layout layout, int num_ranks) {
 
 std::vector<Case> scheme_cases() {
   std::vector<Case> cases;
-  for (const char* name :
-       {"fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token", "int8_tensor",
-        "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
+  for (const char* name : {"fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
+                           "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
+                           "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}) {
     for (const std::int64_t hidden : {1024, 612}) {
       cases.push_back(
           case_of(name, config_of(Layout::kExpanded, *scheme_from_name(name), kPerRank, hidden)));

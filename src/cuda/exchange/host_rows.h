@@ -87,7 +87,7 @@ struct ReturnedRowsArgs {
   std::byte* window = nullptr;              ///< where `layout` applies
   std::byte* rows = nullptr;                ///< of the message
   const std::int32_t* numbers = nullptr;    ///< as dispatch had them; null: every token has rows
-  RowRange range{};                           ///< by number, only these
+  RowRange range{};                         ///< by number, only these
 };
 /// Waits for the rows in the window, and empties it: `max_ctas` of kExchangeThreads are its room.
 void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);
