@@ -183,7 +183,10 @@ CudaMeter::CudaMeter(const Group& group)
   queue_.fill(window_->base(peers_.rank), 0, cuda::kMeterWindowBytes);
   queue_.fill(num_begun_.data(), 0, num_begun_.size_bytes());
   group.barrier();
-  if (map.num_hosts() > 1) hosts_ = std::make_unique<MeterHosts>(group_.control(), map);
+  if (map.num_hosts() == 1) return;
+  hosts_ = std::make_unique<MeterHosts>(group_.control(), map);
+  begin_run(RunStart::kAtOnce);  // a kernel that has not run is not loaded behind a closed gate
+  wait();
 }
 
 cuda::MeterPeers CudaMeter::peers_in(const DeviceWindow& window) const {

@@ -390,10 +390,18 @@ TEST_F(HostsTest, GraphsReplay) {
     if (layout != Layout::kCompact) return ExchangeOptions();
     return ExchangeOptions{.host_capacity = kNumCrossing, .exact_messages = true};
   };
-  for (const Layout layout : {Layout::kBatched, Layout::kCompact, Layout::kAllGather}) {
+  const auto config_of_graph = [](Layout layout) {
+    ExchangeConfig config = fault_config(layout);
+    if (layout != Layout::kExpanded) return config;
+    config.hidden = 4096;  // messages of three blocks
+    config.max_tokens_per_rank = 1100;
+    return config;
+  };
+  for (const Layout layout :
+       {Layout::kBatched, Layout::kCompact, Layout::kAllGather, Layout::kExpanded}) {
     SCOPED_TRACE(name_of(layout));
     run_on_hosts(kTwo, [&](const Group& group) {
-      ExchangeRank rank(group, fault_config(layout), options_of(layout));
+      ExchangeRank rank(group, config_of_graph(layout), options_of(layout));
       const auto set_tokens = [&](int input) {
         cuda::check_cuda(cudaMemset(rank.tokens().data(), 0x3C + input, rank.tokens().num_bytes()),
                          "tokens");

@@ -69,7 +69,7 @@ void OwnedEvent::record(cudaStream_t stream) const {
   check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
 }
 
-void OwnedEvent::hold(cudaStream_t stream) const {
+void OwnedEvent::make_wait(cudaStream_t stream) const {
   check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
 }
 

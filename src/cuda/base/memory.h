@@ -120,8 +120,8 @@ class OwnedEvent {
 
   /// Reached when the stream has come here.
   void record(cudaStream_t stream) const;
-  /// Keeps the stream here until the event is reached as it was recorded last.
-  void hold(cudaStream_t stream) const;
+  /// What comes next in the stream waits until the event is reached, as it was recorded last.
+  void make_wait(cudaStream_t stream) const;
 
  private:
   cudaEvent_t event_ = nullptr;

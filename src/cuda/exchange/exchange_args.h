@@ -20,7 +20,7 @@
 #include "cuda/exchange/watch.h"
 #include "plan/push_grid.h"
 #include "plan/push_layout.h"
-#include "plan/row_range.h"
+#include "plan/row_block.h"
 #include "quant/scale_layout.h"
 
 namespace switchyard::cuda {
@@ -91,7 +91,7 @@ struct TokenInput {
   /// [tokens] Which row of `data` a token is, -1: none, of a token that goes nowhere; null: rows
   /// are in the order of tokens.
   const std::int32_t* numbers = nullptr;
-  RowRange sent{};  ///< by number, others are not; CTAs that share work send all
+  RowBlock sent{};  ///< by number, others are not; CTAs that share work send all
   std::int32_t count = 0;
   DType dtype = DType::kBF16;
   const std::byte* scales = nullptr;  ///< of tokens that are quantized already

@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
 }
 
 template <class Units>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     place_rows_kernel(const __grid_constant__ ReturnedRowsArgs a) {
   if (has_failed(a.watch)) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -330,10 +330,11 @@ void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_
   });
 }
 
-void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream) {
+void launch_place_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream) {
   with_units(args.wire, [&]<class Units>() {
-    launch_kernel(place_rows_kernel<Units>, shape_of(num_items(args), kWarps, stream), "combine",
-                  args);
+    launch_kernel(place_rows_kernel<Units>,
+                  shape_of(num_items(args), kExchangeWarps, stream, max_ctas, kExchangeThreads),
+                  "combine", args);
   });
 }
 

@@ -68,7 +68,8 @@ struct PackedRows {
   /// [messages, numbers_stride] NumberedTokens::numbers; null: every token is a row.
   const std::int32_t* numbers = nullptr;
   std::int64_t numbers_stride = 0;
-  RowRange range{};  ///< by number; others are left as they are
+  RowBlock range{};  ///< by number; others are left as they are
+  std::int32_t max_ctas = 1;
 };
 /// Of the tokens of `args`, whose grid is not needed. Tokens of simulated schemes become bf16 rows.
 void launch_pack_rows(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream);
@@ -87,12 +88,12 @@ struct ReturnedRowsArgs {
   std::byte* window = nullptr;              ///< where `layout` applies
   std::byte* rows = nullptr;                ///< of the message
   const std::int32_t* numbers = nullptr;    ///< as dispatch had them; null: every token has rows
-  RowRange range{};                         ///< by number, only these
+  RowBlock range{};                         ///< by number, only these
 };
 /// Waits for the rows in the window, and empties it: `max_ctas` of kExchangeThreads are its room.
 void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);
-/// Puts the rows of a message into the window.
-void launch_place_rows(const ReturnedRowsArgs& args, cudaStream_t stream);
+/// Puts the rows of a message into the window; waits for nothing.
+void launch_place_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);
 
 /// Lists of partial sums made from others of the same tokens: one entry per group of ranks, groups
 /// ascending, the first of the group's.

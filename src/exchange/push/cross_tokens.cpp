@@ -76,10 +76,8 @@ cuda::EndStayArgs PushHosts::end_of_dispatch(const Slot& slot, const cuda::Dispa
   return end;
 }
 
-std::uint64_t* PushHosts::begin_crossing(std::size_t index,
-                                         const std::vector<cuda::DispatchArgs>& regions,
-                                         const DispatchMessage& message, const PushDispatch& call,
-                                         const WaitSite& site, cudaStream_t stream) {
+std::uint64_t* PushHosts::begin_crossing(const Crossing& of) {
+  const auto& [index, regions, message, call, site, max_ctas, stream] = of;
   Slot& slot = slots_[index];
   const cuda::DispatchArgs& last = regions.back();
   const Packing packing = packing_of(message, call.max_tokens, stream);
@@ -104,38 +102,34 @@ std::uint64_t* PushHosts::begin_crossing(std::size_t index,
   }
   CountWords& counts = counts_of(index);
   if (packing.is_packed) number_own(slot, counts, last, message, stream);
-  if (packing.is_exact) exchange_heads(index, last, message, site, stream);
-  const std::vector<RowRange> blocks = message.blocks();
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
-    pack_block(slot, regions, message, packing, blocks[b], stream);
-    slot.are_ready[b].record(stream);
-  }
-  return packing.is_exact ? &counts.have_arrived : nullptr;
+  if (!packing.is_exact) return nullptr;
+  exchange_heads(of);
+  return &counts.have_arrived;
 }
 
-void PushHosts::pack_block(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
-                           const DispatchMessage& message, const Packing& packing,
-                           const RowRange& block, cudaStream_t stream) const {
-  for (std::size_t i = 0; i < regions.size(); ++i) {
-    const CrossingRows& rows = message.regions[i];
-    cuda::launch_pack_rows(regions[i],
+void PushHosts::pack_block(const Crossing& of, const Packing& packing,
+                           const RowBlock& block) const {
+  const Slot& slot = slots_[of.slot];
+  for (std::size_t i = 0; i < of.regions.size(); ++i) {
+    const CrossingRows& rows = of.message.regions[i];
+    cuda::launch_pack_rows(of.regions[i],
                            {.messages = messages_of(slot, packing),
                             .rows = slot.sent + rows.rows,
                             .stride = rows.stride,
                             .scales = rows.has_scales() ? slot.sent + rows.scales : nullptr,
                             .numbers = packing.is_packed ? slot.numbers : nullptr,
                             .numbers_stride = static_cast<std::int64_t>(tokens_per_rank()),
-                            .range = block},
-                           stream);
+                            .range = block,
+                            .max_ctas = of.max_ctas},
+                           of.stream);
   }
 }
 
 // Of exact messages: modes and counts, which the host waits for.
-void PushHosts::exchange_heads(std::size_t index, const cuda::DispatchArgs& args,
-                               const DispatchMessage& message, const WaitSite& site,
-                               cudaStream_t stream) {
-  const Slot& slot = slots_[index];
-  CountWords& counts = counts_of(index);
+void PushHosts::exchange_heads(const Crossing& of) {
+  const Slot& slot = slots_[of.slot];
+  const DispatchMessage& message = of.message;
+  CountWords& counts = counts_of(of.slot);
   std::atomic_ref(counts.have_arrived).store(0, std::memory_order_relaxed);
   std::vector<LinkMessage> sent;
   std::vector<LinkMessage> received;
@@ -148,17 +142,17 @@ void PushHosts::exchange_heads(std::size_t index, const cuda::DispatchArgs& args
     std::byte* to = slot.forwards[i].message + message.mode;
     received.push_back({forwarded_[i], forwarded_[i], to, static_cast<std::size_t>(kHeadBytes)});
   }
-  cuda::EndStayArgs end = end_of_dispatch(slot, args, message);
+  cuda::EndStayArgs end = end_of_dispatch(slot, of.regions.back(), message);
   end.counts = counts.received;
   end.have_arrived = &counts.have_arrived;
-  slot.are_ready[0].record(stream);
-  slot.are_ready[0].hold(slot.messages.get());
-  exchange(index, kDispatch, end, sent, received, site);
+  slot.packed[0].record(of.stream);
+  slot.packed[0].make_wait(slot.message_stream.get());
+  exchange(of.slot, kDispatch, end, sent, received, of.site);
 }
 
 void PushHosts::add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
                                const DispatchMessage& form, const Packing& packing,
-                               std::uint32_t num_rows, const RowRange& block) {
+                               std::uint32_t num_rows, const RowBlock& block) {
   std::byte* const begin = message.data;
   const auto add = [&](std::size_t offset, std::size_t num_bytes) {
     message.data = begin + offset;
@@ -181,43 +175,52 @@ void PushHosts::add_dispatched(std::vector<LinkMessage>& to, LinkMessage message
   }
 }
 
-void PushHosts::cross(std::size_t index, const std::vector<cuda::DispatchArgs>& regions,
-                      const DispatchMessage& message, const PushDispatch& call,
-                      const WaitSite& site, cudaStream_t stream, const PassOn& pass_on) {
-  const Slot& slot = slots_[index];
-  const CountWords& counts = counts_of(index);
-  const Packing packing = message.is_routing ? Packing{} : slot.packing;
-  const cuda::DispatchArgs& last = regions.back();
-  const std::vector<RowRange> blocks = message.blocks();
+void PushHosts::cross(const Crossing& of) {
+  const Slot& slot = slots_[of.slot];
+  const CountWords& counts = counts_of(of.slot);
+  const Packing packing = of.message.is_routing ? Packing{} : slot.packing;
+  const std::vector<RowBlock> blocks = of.message.blocks();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
+    pack_block(of, packing, blocks[b]);
+    slot.packed[b].record(of.stream);
+    slot.packed[b].make_wait(slot.message_stream.get());
     std::vector<LinkMessage> sent;
     std::vector<LinkMessage> received;
     for (std::size_t i = 0; i < others_.size(); ++i) {
       std::byte* from = slot.sent + (packing.is_packed ? i * slot.message_stride : 0);
-      add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, message, packing,
+      add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, of.message, packing,
                      counts.sent[i], blocks[b]);
     }
     for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-      add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, message,
+      add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, of.message,
                      packing, counts.received[i], blocks[b]);
     }
-    slot.are_ready[b].hold(slot.messages.get());
-    exchange(index, kDispatch, end_of_dispatch(slot, last, message), sent, received, site);
-    slot.have_crossed[b].record(slot.messages.get());
-    slot.have_crossed[b].hold(stream);
+    exchange(of.slot, kDispatch, end_of_dispatch(slot, of.regions.back(), of.message), sent,
+             received, of.site);
+    slot.crossed[b].record(slot.message_stream.get());
+  }
+}
+
+void PushHosts::pass_on(const Crossing& of, const Launch& launch) const {
+  const Slot& slot = slots_[of.slot];
+  const CountWords& counts = counts_of(of.slot);
+  const Packing packing = of.message.is_routing ? Packing{} : slot.packing;
+  const std::vector<RowBlock> blocks = of.message.blocks();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    slot.crossed[b].make_wait(of.stream);
     const bool is_first = blocks[b].first == 0;
     if (is_first && packing.is_packed) {
-      number_forwarded(slot, last, message, call.max_tokens, stream);
+      number_forwarded(slot, of.regions.back(), of.message, of.call.max_tokens, of.stream);
     }
     for (std::size_t i = 0; i < forwarded_.size(); ++i) {
       const bool has_rows = !packing.is_exact || blocks[b].count(counts.received[i]) > 0;
       if (!is_first && !has_rows) continue;
-      for (std::size_t r = 0; r < regions.size(); ++r) {
-        cuda::DispatchArgs args = forwarded_args(slot.forwards[i], forwarded_[i], regions[r],
-                                                 message, r, call.max_tokens);
+      for (std::size_t r = 0; r < of.regions.size(); ++r) {
+        cuda::DispatchArgs args = forwarded_args(slot.forwards[i], forwarded_[i], of.regions[r],
+                                                 of.message, r, of.call.max_tokens);
         if (packing.is_packed) args.tokens.numbers = slot.forwards[i].numbers;
         args.tokens.sent = blocks[b];
-        pass_on(args);
+        launch(args);
       }
     }
   }

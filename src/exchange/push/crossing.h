@@ -25,7 +25,7 @@
 
 #include "exchange/push/push_shape.h"
 #include "plan/host_map.h"
-#include "plan/row_range.h"
+#include "plan/row_block.h"
 
 namespace switchyard {
 
@@ -46,7 +46,7 @@ struct CrossingRoom {
 inline constexpr std::size_t kMaxRowBlocks = 8;
 /// The blocks of a message of `num_rows` rows: one or more, of which the first begins with row 0.
 /// All ranks know C, so they know the blocks.
-std::vector<RowRange> row_blocks(std::int64_t num_rows, std::size_t num_bytes);
+std::vector<RowBlock> row_blocks(std::int64_t num_rows, std::size_t num_bytes);
 
 /// Offsets of a region's rows.
 struct CrossingRows {
@@ -68,7 +68,7 @@ struct DispatchMessage {
   std::int64_t num_rows = 0;          ///< C
   std::size_t num_bytes = 0;
 
-  std::vector<RowRange> blocks() const;
+  std::vector<RowBlock> blocks() const;
 };
 
 /// Of payloads and tokens; with `routing_only` of tokens, one vector of elements each.
@@ -85,7 +85,7 @@ struct ReturnMessage {
   std::int64_t num_rows = 0;  ///< C
   std::size_t num_bytes = 0;
 
-  std::vector<RowRange> blocks() const { return row_blocks(num_rows, num_bytes); }
+  std::vector<RowBlock> blocks() const { return row_blocks(num_rows, num_bytes); }
 };
 
 /// Of a host with `host_size` ranks.

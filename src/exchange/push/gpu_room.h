@@ -15,10 +15,12 @@
 //
 // Over hosts the kernel that waits for what ranks of this host return, before it is passed back,
 // has this room, too. NCCL's kernels wait for other hosts and know nothing of it: a CTA of theirs
-// takes up to 640 threads and most registers of an SM, and starts once an SM has them. Kernels of
-// the same call that run beside them leave SMs for them where there are several blocks; and they
-// wait for nobody, or for what ranks of this host have sent without waiting for these messages. So
-// whoever must wait for room is late, not lost.
+// takes up to 640 threads and most registers of an SM, and starts once an SM has them. CTAs go to
+// SMs that have none first, so only a kernel with fewer CTAs than SMs leaves some empty. All
+// kernels of side streams together leave kMaxMessageCtas SMs: one of them waits for ranks of this
+// host, whose main kernels may wait for messages of this rank. A main kernel leaves none: messages
+// of its call are ahead of it and have ended, or are behind it. Kernels that run beside messages of
+// their own call leave as many where there are several blocks, so that blocks are not late.
 //
 // What is main follows from the calls alone, so ranks that run the same program agree.
 #pragma once
@@ -43,14 +45,15 @@ struct KernelRoom {
 class GpuRoom {
  public:
   GpuRoom() = default;
-  GpuRoom(int num_sms, int ranks_on_gpu, int max_in_flight, const ExchangeOptions& options);
+  GpuRoom(int num_sms, int ranks_on_gpu, int max_in_flight, bool has_hosts,
+          const ExchangeOptions& options);
 
   /// A dispatch into `slot` begins; no other handle is alive.
   void begin(std::size_t slot, Stream stream);
   /// The kernels of a call in `slot` have been launched.
   void end(std::size_t slot, Stream stream);
   KernelRoom of(Stream stream) const { return has_sides_ && stream != main_ ? side_ : full_; }
-  /// The same less the SMs that messages to other hosts take (RankLinks).
+  /// The same with SMs left empty for messages to other hosts (RankLinks).
   KernelRoom beside_messages(Stream stream) const;
 
  private:

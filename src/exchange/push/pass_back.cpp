@@ -14,8 +14,8 @@ namespace switchyard {
 namespace {
 
 // Messages of hosts with more ranks may have more blocks.
-std::optional<RowRange> nth_block(const ReturnMessage& message, std::size_t nth) {
-  const std::vector<RowRange> blocks = message.blocks();
+std::optional<RowBlock> nth_block(const ReturnMessage& message, std::size_t nth) {
+  const std::vector<RowBlock> blocks = message.blocks();
   return nth < blocks.size() ? std::optional(blocks[nth]) : std::nullopt;
 }
 
@@ -62,7 +62,7 @@ cuda::CallState PushHosts::summed_lists(std::size_t index, const cuda::CallState
 
 void PushHosts::add_returned(std::vector<LinkMessage>& to, LinkMessage message,
                              const ReturnMessage& form, const Packing& packing,
-                             std::uint32_t num_rows, const RowRange& block) {
+                             std::uint32_t num_rows, const RowBlock& block) {
   std::byte* const first = message.data;
   const bool is_last = block.end == form.num_rows;
   if (!packing.is_exact && block.first == 0 && is_last) {
@@ -86,6 +86,13 @@ ReturnMessage PushHosts::returned_by(int host, const PushDispatch& call) const {
   return return_message(shape_, size, call.max_tokens, room_);
 }
 
+void PushHosts::require_capture(std::size_t index, cudaStream_t stream) const {
+  require(!slots_[index].packing.is_exact || !cuda::is_capturing(stream, "combine"),
+          Errc::kInvalidArgument,
+          "combine: the stream is captured into a graph, but its dispatch was not, and with "
+          "exact_messages the graph would keep the sizes of that call; capture both or neither");
+}
+
 std::size_t PushHosts::num_return_blocks(const PushDispatch& call) const {
   std::size_t count = 1;
   for (int host = 0; host < map_.num_hosts(); ++host) {
@@ -97,7 +104,7 @@ std::size_t PushHosts::num_return_blocks(const PushDispatch& call) const {
 cuda::ReturnedRowsArgs PushHosts::rows_args(const Returns& of, const cuda::CallState& lists,
                                             const ReturnMessage& message,
                                             const std::int32_t* numbers,
-                                            const RowRange& block) const {
+                                            const RowBlock& block) const {
   cuda::ReturnedRowsArgs args{.layout = shape_.main,
                               .wire = shape_.config.combine_scheme,
                               .state = lists,
@@ -139,8 +146,8 @@ void PushHosts::add_up_for_hosts(const Returns& of, const GridRequest& grid) con
 }
 
 // Weights lie in the window before the rows of their rank do, and all rows have been collected.
-void PushHosts::collect(const Returns& of, const RowRange& block, int max_ctas,
-                        std::vector<LinkMessage>& sent, const CountWords& counts) const {
+void PushHosts::collect(const Returns& of, const RowBlock& block, const CountWords& counts,
+                        std::vector<LinkMessage>& sent) const {
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     const int source = forwarded_[i];
     const Forward& forward = of.slot.forwards[i];
@@ -149,7 +156,7 @@ void PushHosts::collect(const Returns& of, const RowRange& block, int max_ctas,
     args.ranks = ranks_of(own_host());
     args.window = of.kernels.far_returns.base[source];
     args.rows = forward.message;
-    cuda::launch_collect_rows(args, max_ctas, of.stream);
+    cuda::launch_collect_rows(args, of.max_ctas, of.stream);
     if (block.end == of.out.num_rows && of.out.num_records > 0) {
       std::byte* const window = of.kernels.far_weights.base[source];
       cuda::launch_collect_weights(weights_args(of, of.out, window, forward.message), of.stream);
@@ -159,7 +166,7 @@ void PushHosts::collect(const Returns& of, const RowRange& block, int max_ctas,
   }
 }
 
-void PushHosts::place(const Returns& of, std::size_t other, const RowRange& block) const {
+void PushHosts::place(const Returns& of, std::size_t other, const RowBlock& block) const {
   const int host = others_[other];
   const ReturnMessage& in = of.in[other];
   std::byte* const from = of.slot.returned[static_cast<std::size_t>(host)];
@@ -169,20 +176,26 @@ void PushHosts::place(const Returns& of, std::size_t other, const RowRange& bloc
   args.ranks = ranks_of(host);
   args.window = of.kernels.main.windows.base[rank_];
   args.rows = from;
-  cuda::launch_place_rows(args, of.stream);
+  cuda::launch_place_rows(args, of.max_ctas, of.stream);
   if (block.end == in.num_rows && in.num_records > 0) {
     std::byte* const window = of.kernels.weights.base[rank_];
     cuda::launch_place_weights(weights_args(of, in, window, from), of.stream);
   }
 }
 
+void PushHosts::place_block(const Returns& of, std::size_t nth) const {
+  of.slot.crossed[nth].make_wait(of.stream);
+  for (std::size_t i = 0; i < others_.size(); ++i) {
+    if (const auto block = nth_block(of.in[i], nth)) place(of, i, *block);
+  }
+}
+
+// While a block crosses, the one before is placed, and the next one is collected.
 void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const PushDispatch& call,
-                          const GridRequest& grid, const WaitSite& site, cudaStream_t stream) {
+                          const GridRequest& grid, int max_ctas, const WaitSite& site,
+                          cudaStream_t stream) {
   const Slot& slot = slots_[index];
-  require(!slot.packing.is_exact || !cuda::is_capturing(stream, "combine"), Errc::kInvalidArgument,
-          "combine: the stream is captured into a graph, but its dispatch was not, and with "
-          "exact_messages the graph would keep the sizes of that call; capture both or neither");
-  Returns of{slot, kernels, call, stream, returned_by(own_host(), call), {}};
+  Returns of{slot, kernels, call, max_ctas, stream, returned_by(own_host(), call), {}};
   for (const int host : others_) of.in.push_back(returned_by(host, call));
   if (shape_.config.reduce == Reduce::kPerHost) add_up_for_hosts(of, grid);
   const CountWords& counts = counts_of(index);
@@ -190,9 +203,7 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
   for (std::size_t b = 0; b < num_blocks; ++b) {
     std::vector<LinkMessage> sent;
     std::vector<LinkMessage> received;
-    if (const auto block = nth_block(of.out, b)) {
-      collect(of, *block, grid.max_ctas, sent, counts);
-    }
+    if (const auto block = nth_block(of.out, b)) collect(of, *block, counts, sent);
     for (std::size_t i = 0; i < others_.size(); ++i) {
       const auto block = nth_block(of.in[i], b);
       if (!block) continue;
@@ -200,21 +211,17 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
       add_returned(received, {rank_, map_.forwarder(rank_, others_[i]), to}, of.in[i], slot.packing,
                    counts.sent[i], *block);
     }
-    slot.are_ready[b].record(stream);
-    slot.are_ready[b].hold(slot.messages.get());
+    slot.packed[b].record(stream);
+    slot.packed[b].make_wait(slot.message_stream.get());
     exchange(index, kCombine,
              {.state = kernels.main.base.state,
               .watch = kernels.watch,
               .place = cuda::WaitPlace::kReturnedRow},
              sent, received, site);
-    slot.have_crossed[b].record(slot.messages.get());
+    slot.crossed[b].record(slot.message_stream.get());
+    if (b > 0) place_block(of, b - 1);
   }
-  for (std::size_t b = 0; b < num_blocks; ++b) {
-    slot.have_crossed[b].hold(stream);
-    for (std::size_t i = 0; i < others_.size(); ++i) {
-      if (const auto block = nth_block(of.in[i], b)) place(of, i, *block);
-    }
-  }
+  place_block(of, num_blocks - 1);
 }
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "core/bytes.h"
@@ -48,8 +49,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   require(config.reduce != Reduce::kPerHost || hosts_ != nullptr, Errc::kNotSupported,
           "exchange: reduce is per_host for GPUs of one host, must be per_rank or per_expert");
   make_window(slots_[0]);
-  room_ =
-      GpuRoom(cuda::num_multiprocessors(), ranks_on_gpu(), shape_.config.max_in_flight, options);
+  room_ = GpuRoom(cuda::num_multiprocessors(), ranks_on_gpu(), shape_.config.max_in_flight,
+                  hosts_ != nullptr, options);
   gpu_can_stream_ = cuda::gpu_can_stream();
   counts_behind_send_ = !is_shared_gpu() && hosts_ == nullptr && cuda::has_programmatic_launch();
   const bool shares_gpus =
@@ -153,6 +154,9 @@ void PushExchange::or_abort(const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     group_.control().abort(error.code(), group_.rank(), error.what());
+    throw;
+  } catch (const std::bad_alloc& error) {
+    group_.control().abort(Errc::kOutOfMemory, group_.rank(), error.what());
     throw;
   }
 }
@@ -259,7 +263,9 @@ void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::
   const KernelRoom room = room_.of(stream);
   args.grid = cuda::dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
   cuda::record_stages(args, phases);
-  cuda::launch_dispatch(args, phases, room.is_programmatic && is_short(slot), stream.get());
+  // Over hosts the kernel ahead may be one of several streams that meet.
+  const bool is_programmatic = room.is_programmatic && is_short(slot) && hosts_ == nullptr;
+  cuda::launch_dispatch(args, phases, is_programmatic, stream.get());
 }
 
 void PushExchange::check_output(const CombineCall& call) const {

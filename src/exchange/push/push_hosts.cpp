@@ -137,7 +137,7 @@ void PushHosts::exchange(std::size_t slot, Operation operation, cuda::EndStayArg
       std::none_of(received.begin(), received.end(), has_bytes)) {
     return;
   }
-  cudaStream_t stream = slots_[slot].messages.get();
+  cudaStream_t stream = slots_[slot].message_stream.get();
   cuda::StayWords& stay = stay_of(slot, operation);
   end.ended = &stay.ended;
   end.peer = peers_[0];
@@ -168,7 +168,7 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   std::vector<LinkMessage> sent;
   WireBytes bytes;
   for (std::size_t i = 0; i < others_.size(); ++i) {
-    for (const RowRange& block : message.blocks()) {
+    for (const RowBlock& block : message.blocks()) {
       add_dispatched(sent, any, message, slot.packing, counts.sent[i], block);
     }
     if (slot.packing.is_exact) bytes.dispatch += kHeadBytes;
@@ -180,7 +180,7 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   for (const LinkMessage& each : sent) bytes.dispatch += static_cast<std::int64_t>(each.num_bytes);
   sent.clear();
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    for (const RowRange& block : returned.blocks()) {
+    for (const RowBlock& block : returned.blocks()) {
       add_returned(sent, any, returned, slot.packing, counts.received[i], block);
     }
   }
@@ -222,7 +222,7 @@ void PushHosts::run_kernels(const SlotKernels& kernels) const {
     cuda::launch_send_sums(combine_args(kernels, {}), 0, nullptr);
   }
   cuda::launch_collect_rows(rows, 1, nullptr);
-  cuda::launch_place_rows(rows, nullptr);
+  cuda::launch_place_rows(rows, 1, nullptr);
   if (shape_.returns_weights) {
     cuda::CrossingWeightsArgs weights;
     weights.state = kernels.main.base.state;

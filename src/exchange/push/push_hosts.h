@@ -70,27 +70,38 @@ class PushHosts final : public LinkWatch {
   DispatchMessage message_of(const PushDispatch& call) const {
     return dispatch_message(shape_, call.max_tokens, call.routing_only, room_);
   }
-  /// Packs a message of this form. Returns the word that the GPU sets once the counts of all
-  /// messages are in pinned memory: to be waited for before cross(); null where no counts are
-  /// needed. Errors of both: kSystem, kTimeout, kPeerLost, kAborted.
-  std::uint64_t* begin_crossing(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
-                                const DispatchMessage& message, const PushDispatch& call,
-                                const WaitSite& site, cudaStream_t stream);
-  using PassOn = std::function<void(const cuda::DispatchArgs&)>;
-  /// Sends the message that was packed to the other hosts, and receives those whose tokens this
-  /// rank forwards. `pass_on` launches the dispatch of these in phase kSend, by block, source and
-  /// region; without announcements and routes where DispatchArgs::tokens.sent begins after row 0.
-  void cross(std::size_t slot, const std::vector<cuda::DispatchArgs>& regions,
-             const DispatchMessage& message, const PushDispatch& call, const WaitSite& site,
-             cudaStream_t stream, const PassOn& pass_on);
+  /// A dispatch of `regions` to other hosts, in a message of this form.
+  struct Crossing {
+    std::size_t slot;
+    const std::vector<cuda::DispatchArgs>& regions;
+    const DispatchMessage& message;
+    const PushDispatch& call;
+    const WaitSite& site;
+    int max_ctas;  ///< of kernels that pack rows
+    cudaStream_t stream;
+  };
+  /// Begins with what comes before the rows. Returns the word that the GPU sets once the counts of
+  /// all messages are in pinned memory: to be waited for before the next; null where no counts are
+  /// needed. Errors of the first two: kSystem, kTimeout, kPeerLost, kAborted.
+  std::uint64_t* begin_crossing(const Crossing& of);
+  /// Packs and sends this rank's rows, and receives those that it forwards, in the stream of
+  /// messages.
+  void cross(const Crossing& of);
+  using Launch = std::function<void(const cuda::DispatchArgs&)>;
+  /// What has crossed, in phase kSend: by block, source and region. Without announcements and
+  /// routes where DispatchArgs::tokens.sent begins after row 0.
+  void pass_on(const Crossing& of, const Launch& launch) const;
   /// After the routing of all ranks is known, where every rank gets every token: which ranks of
   /// this host return rows of forwarded tokens.
   void list_returns(std::size_t slot, const cuda::RoutingArgs& routing, cudaStream_t stream) const;
   /// Passes back what this host's ranks have returned for forwarded tokens, and receives what other
   /// hosts return for own ones.
+  /// `grid` is for sums, `max_ctas` for kernels that run beside messages.
   void pass_back(std::size_t slot, const SlotKernels& kernels, const PushDispatch& call,
-                 const GridRequest& grid, const WaitSite& site, cudaStream_t stream);
-  /// How many blocks it has, at most.
+                 const GridRequest& grid, int max_ctas, const WaitSite& site, cudaStream_t stream);
+  /// Whether the combine of this slot may be captured, or is not. Errors: kInvalidArgument.
+  void require_capture(std::size_t slot, cudaStream_t stream) const;
+  /// How many blocks pass_back() has, at most.
   std::size_t num_return_blocks(const PushDispatch& call) const;
   /// Whose partial sums are summed, after pass_back(): those of ranks, or of hosts.
   cuda::CallState summed_lists(std::size_t slot, const cuda::CallState& own) const;
@@ -126,10 +137,10 @@ class PushHosts final : public LinkWatch {
   using BlockEvents = std::array<cuda::OwnedEvent, kMaxRowBlocks>;
   struct Slot {
     cuda::DeviceBuffer memory;
-    cuda::OwnedStream messages{cuda::OwnedStream::Priority::kHigh};  ///< their stream
-    BlockEvents are_ready;                                           ///< to be sent, by block
-    BlockEvents have_crossed;
-    Packing packing;  ///< of the last dispatch
+    cuda::OwnedStream message_stream{cuda::OwnedStream::Priority::kHigh};
+    BlockEvents packed;   ///< by block; of combine: collected
+    BlockEvents crossed;  ///< by block
+    Packing packing;      ///< of the last dispatch
     std::byte* sent = nullptr;
     std::size_t message_stride = 0;
     std::int32_t* numbers = nullptr;
@@ -145,6 +156,7 @@ class PushHosts final : public LinkWatch {
     const Slot& slot;
     const SlotKernels& kernels;
     const PushDispatch& call;
+    int max_ctas;
     cudaStream_t stream;
     ReturnMessage out;              ///< to sources
     std::vector<ReturnMessage> in;  ///< by place in others_
@@ -164,11 +176,8 @@ class PushHosts final : public LinkWatch {
                      cudaStream_t stream) const;
   void number_own(const Slot& slot, CountWords& counts, const cuda::DispatchArgs& args,
                   const DispatchMessage& message, cudaStream_t stream) const;
-  void pack_block(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
-                  const DispatchMessage& message, const Packing& packing, const RowRange& block,
-                  cudaStream_t stream) const;
-  void exchange_heads(std::size_t slot, const cuda::DispatchArgs& args,
-                      const DispatchMessage& message, const WaitSite& site, cudaStream_t stream);
+  void pack_block(const Crossing& of, const Packing& packing, const RowBlock& block) const;
+  void exchange_heads(const Crossing& of);
   void number_forwarded(const Slot& slot, const cuda::DispatchArgs& own,
                         const DispatchMessage& message, std::int64_t max_tokens,
                         cudaStream_t stream) const;
@@ -178,10 +187,10 @@ class PushHosts final : public LinkWatch {
   /// if exact.
   static void add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
                              const DispatchMessage& form, const Packing& packing,
-                             std::uint32_t num_rows, const RowRange& block);
+                             std::uint32_t num_rows, const RowBlock& block);
   static void add_returned(std::vector<LinkMessage>& to, LinkMessage message,
                            const ReturnMessage& form, const Packing& packing,
-                           std::uint32_t num_rows, const RowRange& block);
+                           std::uint32_t num_rows, const RowBlock& block);
   std::size_t tokens_per_rank() const {
     return static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
   }
@@ -199,13 +208,14 @@ class PushHosts final : public LinkWatch {
   ReturnMessage returned_by(int host, const PushDispatch& call) const;
   cuda::ReturnedRowsArgs rows_args(const Returns& of, const cuda::CallState& lists,
                                    const ReturnMessage& message, const std::int32_t* numbers,
-                                   const RowRange& block) const;
+                                   const RowBlock& block) const;
   cuda::CrossingWeightsArgs weights_args(const Returns& of, const ReturnMessage& message,
                                          std::byte* window, std::byte* at) const;
   void add_up_for_hosts(const Returns& of, const GridRequest& grid) const;
-  void collect(const Returns& of, const RowRange& block, int max_ctas,
-               std::vector<LinkMessage>& sent, const CountWords& counts) const;
-  void place(const Returns& of, std::size_t other, const RowRange& block) const;
+  void collect(const Returns& of, const RowBlock& block, const CountWords& counts,
+               std::vector<LinkMessage>& sent) const;
+  void place(const Returns& of, std::size_t other, const RowBlock& block) const;
+  void place_block(const Returns& of, std::size_t nth) const;
   std::int64_t stay_timeout_ms() const;
   void warn_of_padding() const;
   int own_host() const { return map_.host_of(rank_); }

@@ -2,14 +2,19 @@
 //
 // The kernels of a call over several hosts, in order; push_hosts.h has what runs between them.
 
+#include "cuda/base/check.h"
 #include "cuda/exchange/stage_log.h"
 #include "exchange/push/push_exchange.h"
 
 namespace switchyard {
 
-// Rows are packed for other hosts, then leave for the ranks of this host while the first of them
-// cross; those of other hosts are passed on. No kernel waits before that, so that the send phase of
-// every rank ends.
+// Once ranks of other hosts wait for this one, an error ends the group.
+void PushExchange::beside_messages(Stream stream, const std::function<void()>& work) {
+  cuda::is_capturing(stream.get(), "exchange") ? work() : or_abort(work);
+}
+
+// Rows cross to other hosts, leave for the ranks of this host meanwhile, and those that have come
+// are passed on. No kernel waits before that, so that the send phase of every rank ends.
 void PushExchange::launch_over_hosts(const Slot& slot,
                                      const std::vector<cuda::DispatchArgs>& regions,
                                      const DispatchMessage& message, cuda::Phases phases,
@@ -17,15 +22,18 @@ void PushExchange::launch_over_hosts(const Slot& slot,
   if (cuda::sends(phases)) {
     const bool is_long = message.blocks().size() > 1;
     const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
-    std::uint64_t* const counts_arrive = hosts_->begin_crossing(index_of(slot), regions, message,
-                                                                slot.dispatch, site_, stream.get());
-    for (const cuda::DispatchArgs& args : regions) launch_sent(slot, args, room, true, stream);
-    const auto pass_on = [&](const cuda::DispatchArgs& args) {
-      launch_sent(slot, args, room, false, stream);
-    };
-    or_abort([&] {
-      if (counts_arrive != nullptr) await_word(*counts_arrive, stream);
-      hosts_->cross(index_of(slot), regions, message, slot.dispatch, site_, stream.get(), pass_on);
+    const PushHosts::Crossing crossing{index_of(slot), regions,       message,     slot.dispatch,
+                                       site_,          room.num_ctas, stream.get()};
+    beside_messages(stream, [&] {
+      std::uint64_t* const counts_arrive = hosts_->begin_crossing(crossing);
+      if (counts_arrive == nullptr) hosts_->cross(crossing);
+      for (const cuda::DispatchArgs& args : regions) launch_send(slot, args, room, stream);
+      if (counts_arrive != nullptr) {
+        await_word(*counts_arrive, stream);
+        hosts_->cross(crossing);
+      }
+      hosts_->pass_on(
+          crossing, [&](const cuda::DispatchArgs& args) { launch_send(slot, args, room, stream); });
     });
   }
   if (!cuda::receives(phases)) return;
@@ -37,10 +45,10 @@ void PushExchange::launch_over_hosts(const Slot& slot,
 }
 
 // CTAs share work by counters, which are those of this rank's own rows.
-void PushExchange::launch_sent(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,
-                               bool are_own, Stream stream) const {
+void PushExchange::launch_send(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,
+                               Stream stream) const {
   GridRequest request = grid_request(slot, room, cuda::Phases::kSend);
-  request.may_share = are_own;
+  request.may_share = args.rank == group_.rank();
   args.grid = cuda::dispatch_grid(request, args.layout, args.tokens.count);
   if (args.tokens.sent.first > 0) args.grid.num_notify_ctas = 0;
   cuda::record_stages(args, cuda::Phases::kSend);
@@ -67,10 +75,16 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
   };
   if (cuda::sends(phases)) launch(cuda::Phases::kSend);
   if (!cuda::receives(phases)) return;
+  const std::size_t index = index_of(slot);
+  hosts_->require_capture(index, stream.get());
+  const KernelRoom room = room_.of(stream);
   const bool is_long = hosts_->num_return_blocks(slot.dispatch) > 1;
-  const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
-  hosts_->pass_back(index_of(slot), slot.kernels, slot.dispatch,
-                    grid_request(slot, room, cuda::Phases::kReceive), site_, stream.get());
+  const int max_ctas = is_long ? room_.beside_messages(stream).num_ctas : room.num_ctas;
+  beside_messages(stream, [&] {
+    hosts_->pass_back(index, slot.kernels, slot.dispatch,
+                      grid_request(slot, room, cuda::Phases::kReceive), max_ctas, site_,
+                      stream.get());
+  });
   sync_if_shared(cuda::Phases::kReceive, stream);
   launch(cuda::Phases::kReceive);
 }

@@ -111,7 +111,7 @@ TEST(CrossingTest, BlocksOfLongMessagesHaveEveryRowOnce) {
   for (const std::int64_t num_rows : {0, 1, 7, 300, 4096, 65536}) {
     for (const std::size_t num_bytes :
          {std::size_t{0}, 7 * kMiB, 9 * kMiB, 30 * kMiB, 900 * kMiB}) {
-      const std::vector<RowRange> blocks = row_blocks(num_rows, num_bytes);
+      const std::vector<RowBlock> blocks = row_blocks(num_rows, num_bytes);
       SCOPED_TRACE(std::to_string(num_rows) + " rows, " + std::to_string(num_bytes) + " bytes");
       ASSERT_FALSE(blocks.empty());
       EXPECT_LE(blocks.size(), std::max<std::size_t>(1, std::min(kMaxRowBlocks, num_bytes / kMiB)));
@@ -124,14 +124,15 @@ TEST(CrossingTest, BlocksOfLongMessagesHaveEveryRowOnce) {
       }
     }
   }
-  EXPECT_EQ(row_blocks(4096, 7 * kMiB).size(), 1u);
-  EXPECT_EQ(row_blocks(4096, 30 * kMiB).size(), 7u);
+  EXPECT_EQ(row_blocks(4096, 4 * kMiB).size(), 1u);
+  EXPECT_EQ(row_blocks(4096, 7 * kMiB).size(), 2u);
+  EXPECT_EQ(row_blocks(4096, 30 * kMiB).size(), 8u);
   EXPECT_EQ(row_blocks(4096, 900 * kMiB).size(), kMaxRowBlocks);
 }
 
 // Of the rows that there are, the last blocks may have none.
 TEST(CrossingTest, RangesCountTheRowsThatThereAre) {
-  const RowRange range{10, 20};
+  const RowBlock range{10, 20};
   EXPECT_EQ(range.count(5), 0);
   EXPECT_EQ(range.count(10), 0);
   EXPECT_EQ(range.count(13), 3);
@@ -139,7 +140,7 @@ TEST(CrossingTest, RangesCountTheRowsThatThereAre) {
   EXPECT_FALSE(range.has(9));
   EXPECT_TRUE(range.has(10));
   EXPECT_FALSE(range.has(20));
-  EXPECT_TRUE(RowRange{}.has(1 << 30));
+  EXPECT_TRUE(RowBlock{}.has(1 << 30));
 }
 
 // One row for each rank of the host that may return one, or for each choice.

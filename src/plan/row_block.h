@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_range.h: some rows of a message between hosts.
+// row_block.h: some rows of a message between hosts.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace switchyard {
 
 /// Rows by their numbers, from `first` to before `end`.
-struct RowRange {
+struct RowBlock {
   std::int32_t first = 0;
   std::int32_t end = std::numeric_limits<std::int32_t>::max();
 
