@@ -3,43 +3,19 @@
 // Selects the dispatch kernel for a scheme.
 
 #include "cuda/exchange/dispatch_forms.h"
+#include "cuda/exchange/wire_form.h"
 
 namespace switchyard::cuda {
-namespace {
-
-enum class Family { kPlain, kStored, kFp8Block, kCoarse, kSmallBlocks };
-
-Family family_of(const DispatchArgs& args) {
-  const QuantScheme& scheme = args.scheme;
-  if (!scheme.is_quantized()) return Family::kPlain;
-  if (!scheme.is_simulated() && args.tokens.dtype == scheme.dtype) return Family::kStored;
-  const bool is_small = scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel;
-  if (is_small) return Family::kSmallBlocks;
-  const bool is_fp8_block = scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock;
-  return is_fp8_block ? Family::kFp8Block : Family::kCoarse;
-}
-
-}  // namespace
-
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream) {
-  switch (family_of(args)) {
-    case Family::kPlain: return dispatch_plain(args, phases, programmatic, stream);
-    case Family::kStored: return dispatch_stored(args, phases, programmatic, stream);
-    case Family::kSmallBlocks: return dispatch_small_blocks(args, phases, programmatic, stream);
-    case Family::kFp8Block: return dispatch_fp8_block(args, phases, programmatic, stream);
-    case Family::kCoarse: return dispatch_coarse(args, phases, programmatic, stream);
-  }
-}
-
-void launch_pack_rows(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream) {
-  switch (family_of(args)) {
-    case Family::kPlain: return pack_plain(args, to, stream);
-    case Family::kStored: return pack_stored(args, to, stream);
-    case Family::kSmallBlocks: return pack_small_blocks(args, to, stream);
-    case Family::kFp8Block: return pack_fp8_block(args, to, stream);
-    case Family::kCoarse: return pack_coarse(args, to, stream);
-  }
+  const QuantScheme& scheme = args.scheme;
+  const auto dispatch = !scheme.is_quantized()              ? dispatch_plain
+                        : scheme.is_simulated()             ? dispatch_simulated
+                        : scheme.dtype == DType::kE2M1      ? dispatch_form4
+                        : args.tokens.dtype == scheme.dtype ? dispatch_stored8
+                        : is_fp8_block(scheme)              ? dispatch_fp8_block
+                                                            : dispatch_other8;
+  dispatch(args, phases, programmatic, stream);
 }
 
 }  // namespace switchyard::cuda

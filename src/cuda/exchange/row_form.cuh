@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// row_form.cuh: how a lane's 16 elements of a token become words on the wire. Each form is one way:
-// unchanged, converted, or quantized by a scheme.
+// row_form.cuh: how a lane's 16 elements of a token become words on the wire. A form is what one
+// kernel can do: leave them unchanged, convert them, or quantize them by one of some schemes.
 #pragma once
 
 #include <cstdint>
@@ -147,26 +147,36 @@ struct VecSource {
   }
 };
 
-/// bf16, f16 or f32 on the wire; tokens of another dtype are converted.
-template <DType kWire>
-struct PlainForm {
-  static constexpr int kWords = wire_bits(kWire) / 2;
+/// Rounds 16 elements to bf16 or f16.
+template <DType kDType>
+__device__ __forceinline__ void narrow_all(const float (&x)[16], std::uint32_t (&words)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) words[i] = narrow2<kDType>(x[2 * i], x[2 * i + 1]);
+}
 
+/// bf16, f16 or f32 on the wire, of kBits; tokens of another dtype are converted.
+template <int kBits>
+struct PlainForm {
+  static constexpr int kWords = kBits / 2;
+
+  __device__ static __forceinline__ bool serves(const DispatchArgs& a) {
+    return a.scheme.group == ScaleGroup::kNone;
+  }
   __device__ static void make(const DispatchArgs& a, const VecSource& from, int,
                               std::uint32_t (&words)[kWords], std::uint8_t*) {
-    if (a.tokens.dtype == kWire) {
-      load_vec<wire_bits(kWire)>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned,
-                                 words);
+    if (a.tokens.dtype == a.scheme.dtype) {
+      load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned, words);
       return;
     }
     float x[16];
     load_floats(a, from.row, from.first, x);
-    if constexpr (kWire == DType::kF32) {
+    if constexpr (kBits == 32) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) words[i] = bits_from_f32(canonical_f32(x[i]));
+    } else if (a.scheme.dtype == DType::kF16) {
+      narrow_all<DType::kF16>(x, words);
     } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) words[i] = narrow2<kWire>(x[2 * i], x[2 * i + 1]);
+      narrow_all<DType::kBF16>(x, words);
     }
   }
 };
@@ -176,6 +186,9 @@ template <int kBits>
 struct StoredForm {
   static constexpr int kWords = kBits / 2;
 
+  __device__ static __forceinline__ bool serves(const DispatchArgs& a) {
+    return a.tokens.dtype == a.scheme.dtype;
+  }
   __device__ static void make(const DispatchArgs& a, const VecSource& from, int lane,
                               std::uint32_t (&words)[kWords], std::uint8_t* scales) {
     load_vec<kBits>(from.row, from.first, a.layout.shape.hidden, a.tokens.are_aligned, words);
@@ -193,9 +206,37 @@ struct StoredForm {
   }
 };
 
-/// Tokens that are quantized while they are sent.
+/// Tells schemes apart that have kernels, but for the scale format.
+__device__ __forceinline__ constexpr std::uint32_t key_of(const QuantScheme& scheme) {
+  return static_cast<std::uint32_t>(scheme.dtype) | static_cast<std::uint32_t>(scheme.group) << 8 |
+         static_cast<std::uint32_t>(scheme.rule) << 16;
+}
+
+/// Runs `task` for the one of kFirst and kRest that `scheme` is, but for the scale format. A grid
+/// takes one of the branches; in each the scheme is a constant, see encode.cuh.
+template <QuantScheme kFirst, QuantScheme... kRest, class Task>
+__device__ __forceinline__ void with_scheme(const QuantScheme& scheme, const Task& task) {
+  if constexpr (sizeof...(kRest) != 0) {
+    constexpr std::uint32_t kDiffers = (... | (key_of(kRest) ^ key_of(kFirst)));
+    if (((key_of(scheme) ^ key_of(kFirst)) & kDiffers) != 0) {
+      return with_scheme<kRest...>(scheme, task);
+    }
+  }
+  task.template operator()<kFirst>();
+}
+
+/// kScheme with a scale format that only fp8 blocks do not state.
 template <QuantScheme kScheme>
-struct QuantizedForm {
+__device__ __forceinline__ constexpr QuantScheme with_format(ScaleFormat format) {
+  QuantScheme scheme = kScheme;
+  if constexpr (is_fp8_block(kScheme)) scheme.scale_format = format;
+  return scheme;
+}
+
+/// How a lane's 16 elements are quantized by kScheme. The scale format of 128 e4m3 elements is that
+/// of the arguments. `amax` is that of the row where a token has one scale.
+template <QuantScheme kScheme>
+struct ChunkCodes {
   static constexpr bool kIsSimulated =
       kScheme.dtype == DType::kE2M3 || kScheme.dtype == DType::kE3M2;
   static constexpr bool kIsBlock = kScheme.group == ScaleGroup::kBlock;
@@ -203,12 +244,13 @@ struct QuantizedForm {
   static constexpr bool kHasScales = chunk_scale_bytes(kScheme) > 0;
   static constexpr int kLanesPerBlock = kIsBlock ? kScheme.block / kVecElements : kLanes;
 
-  __device__ static void make(const DispatchArgs& a, const VecSource& from, int lane,
-                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
-    float x[16];
-    load_floats(a, from.row, from.first, x);
-    float amax = std::numeric_limits<float>::infinity();
-    if constexpr (kScheme.group == ScaleGroup::kToken) amax = row_magnitude(a, from.row, lane);
+  __device__ static __forceinline__ void make(const DispatchArgs& a, const VecSource& from,
+                                              int lane, float amax, const float (&x)[16],
+                                              std::uint32_t (&words)[kWords],
+                                              std::uint8_t* scales) {
+    if constexpr (kScheme.group == ScaleGroup::kTensor) {
+      amax = std::numeric_limits<float>::infinity();
+    }
     if constexpr (kIsBlock) {
       amax = 0.0f;
 #pragma unroll
@@ -219,12 +261,13 @@ struct QuantizedForm {
       }
     }
     const float tensor_scale = a.tokens.tensor_scale == nullptr ? 1.0f : *a.tokens.tensor_scale;
-    const ScaleAndMap rule = scale_rule(kScheme, amax, tensor_scale);
+    const QuantScheme scheme = with_format<kScheme>(a.scheme.scale_format);
+    const ScaleAndMap rule = scale_rule(scheme, amax, tensor_scale);
     encode(rule, amax, x, words);
     if (kHasScales && lane % kLanesPerBlock == 0) {
-      keep_scale(rule.scale, from.first < a.layout.shape.hidden, lane / kLanesPerBlock, scales);
+      keep_scale(scheme.scale_format, rule.scale, from.first < a.layout.shape.hidden,
+                 lane / kLanesPerBlock, scales);
     }
-    __syncwarp();
   }
 
  private:
@@ -257,16 +300,69 @@ struct QuantizedForm {
       }
     }
   }
-  __device__ static void keep_scale(float scale, bool is_there, int index, std::uint8_t* scales) {
-    if constexpr (kScheme.scale_format == ScaleFormat::kF32 ||
-                  kScheme.scale_format == ScaleFormat::kF32PowerOfTwo) {
-      reinterpret_cast<float*>(scales)[index] = scale;
-    } else if constexpr (kScheme.scale_format == ScaleFormat::kE4M3) {
+  __device__ static void keep_scale(ScaleFormat format, float scale, bool is_there, int index,
+                                    std::uint8_t* scales) {
+    if constexpr (kScheme.rule == ScaleRule::kTwoLevel) {
       scales[index] = e4m3_from_f32(scale);
+    } else if (is_f32_scale(format)) {
+      reinterpret_cast<float*>(scales)[index] = scale;
     } else {
       scales[index] = is_there ? static_cast<std::uint8_t>(bits_from_f32(scale) >> 23) : 0;
     }
   }
 };
+
+/// Tokens that are quantized while they are sent, by one of some schemes whose codes have as many
+/// bits.
+template <QuantScheme kFirst, QuantScheme... kOthers>
+struct QuantizedForm {
+  static constexpr int kWords = ChunkCodes<kFirst>::kWords;
+  static constexpr bool kHasTokens =
+      kFirst.group == ScaleGroup::kToken || (... || (kOthers.group == ScaleGroup::kToken));
+
+  __device__ static __forceinline__ bool serves(const DispatchArgs& a) {
+    const std::uint32_t key = key_of(a.scheme);
+    return key == key_of(kFirst) || (... || (key == key_of(kOthers)));
+  }
+  __device__ static void make(const DispatchArgs& a, const VecSource& from, int lane,
+                              std::uint32_t (&words)[kWords], std::uint8_t* scales) {
+    // Before the lane's own elements are loaded, so that their registers are free.
+    float amax = 0.0f;
+    if constexpr (kHasTokens) {
+      if (a.scheme.group == ScaleGroup::kToken) amax = row_magnitude(a, from.row, lane);
+    }
+    float x[16];
+    load_floats(a, from.row, from.first, x);
+    with_scheme<kFirst, kOthers...>(a.scheme, [&]<QuantScheme kScheme>() {
+      ChunkCodes<kScheme>::make(a, from, lane, amax, x, words, scales);
+    });
+    __syncwarp();
+  }
+};
+
+/// The first of some forms that serves the arguments.
+template <class First, class... Rest>
+struct AnyForm {
+  static constexpr int kWords = First::kWords;
+
+  __device__ static __forceinline__ void make(const DispatchArgs& a, const VecSource& from,
+                                              int lane, std::uint32_t (&words)[kWords],
+                                              std::uint8_t* scales) {
+    if constexpr (sizeof...(Rest) != 0) {
+      if (!First::serves(a)) return AnyForm<Rest...>::make(a, from, lane, words, scales);
+    }
+    First::make(a, from, lane, words, scales);
+  }
+};
+
+// The forms that have kernels of their own.
+using PlainForm16 = PlainForm<16>;  ///< bf16 and f16
+using PlainForm32 = PlainForm<32>;
+using StoredForm8 = StoredForm<8>;
+using Fp8BlockForm = QuantizedForm<schemes::kFp8Block, schemes::kFp8BlockDeepEp>;
+using OtherForm8 = QuantizedForm<schemes::kMxfp8, schemes::kFp8Token, schemes::kFp8Tensor,
+                                 schemes::kInt8Block, schemes::kInt8Token, schemes::kInt8Tensor>;
+using Form4 = AnyForm<StoredForm<4>, QuantizedForm<schemes::kNvfp4, schemes::kMxfp4>>;
+using SimulatedForm = QuantizedForm<schemes::kMxfp6E3M2, schemes::kMxfp6E2M3>;
 
 }  // namespace switchyard::cuda

@@ -22,15 +22,23 @@ SWITCHYARD_HOST_DEVICE constexpr int wire_bits(DType dtype) {
   }
 }
 
+SWITCHYARD_HOST_DEVICE constexpr bool is_f32_scale(ScaleFormat format) {
+  return format == ScaleFormat::kF32 || format == ScaleFormat::kF32PowerOfTwo;
+}
+
+/// e4m3 with one scale per 128 elements, which there are in every rule and format but those of MX.
+SWITCHYARD_HOST_DEVICE constexpr bool is_fp8_block(const QuantScheme& scheme) {
+  return scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
+         scheme.rule != ScaleRule::kMx;
+}
+
 /// Bytes of scales per 512 elements, rounded up to whole 16-byte units. A scale per token takes one
 /// unit, too.
 SWITCHYARD_HOST_DEVICE constexpr int chunk_scale_bytes(const QuantScheme& scheme) {
   const bool is_simulated = scheme.dtype == DType::kE2M3 || scheme.dtype == DType::kE3M2;
   if (scheme.group == ScaleGroup::kToken) return static_cast<int>(kUnitBytes);
   if (scheme.group != ScaleGroup::kBlock || is_simulated) return 0;
-  const bool is_f32 = scheme.scale_format == ScaleFormat::kF32 ||
-                      scheme.scale_format == ScaleFormat::kF32PowerOfTwo;
-  const int bytes = kChunkElements / scheme.block * (is_f32 ? 4 : 1);
+  const int bytes = kChunkElements / scheme.block * (is_f32_scale(scheme.scale_format) ? 4 : 1);
   return (bytes + 15) / 16 * 16;
 }
 

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/exchange/dispatch_forms.h"
+#include "cuda/exchange/dispatch_kernel.cuh"
+
+namespace switchyard::cuda {
+
+void dispatch_other8(const DispatchArgs& args, Phases phases, bool programmatic,
+                     cudaStream_t stream) {
+  launch_form<OtherForm8>(args, phases, programmatic, stream);
+}
+
+}  // namespace switchyard::cuda
