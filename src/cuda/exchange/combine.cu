@@ -2,7 +2,6 @@
 
 #include "cuda/exchange/combine_forms.h"
 #include "cuda/exchange/combine_kernel.cuh"
-#include "cuda/exchange/send_sums.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -10,24 +9,14 @@ namespace {
 // Of each CTA: what CUDA takes, and what the kernel has besides.
 constexpr std::size_t kOwnShared = 2048;
 
-template <class Task>
-void with_wire(DType dtype, const Task& task) {
-  switch (dtype) {
-    case DType::kF32: return task.template operator()<PlainWire<DType::kF32>>();
-    case DType::kF16: return task.template operator()<PlainWire<DType::kF16>>();
-    default: return task.template operator()<PlainWire<DType::kBF16>>();
-  }
-}
-
 }  // namespace
 
 void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
-  with_wire(args.wire.dtype,
-            [&]<class Wire>() { launch_wire<Wire>(args, phases, programmatic, stream); });
-}
-
-void send_sums_plain(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream) {
-  with_wire(args.wire.dtype, [&]<class Wire>() { launch_send_sums<Wire>(args, ranks, stream); });
+  const DType dtype = args.wire.dtype;
+  const auto launch = dtype == DType::kF32   ? launch_wire<PlainWire<DType::kF32>>
+                      : dtype == DType::kF16 ? launch_wire<PlainWire<DType::kF16>>
+                                             : launch_wire<PlainWire<DType::kBF16>>;
+  launch(args, phases, programmatic, stream);
 }
 
 bool can_stream(const CombineArgs& args, Phases phases) {
@@ -49,11 +38,6 @@ void launch_combine(const CombineArgs& args, Phases phases, bool programmatic,
                     cudaStream_t stream) {
   if (args.wire.is_quantized()) return combine_quantized(args, phases, programmatic, stream);
   combine_plain(args, phases, programmatic, stream);
-}
-
-void launch_send_sums(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream) {
-  if (args.wire.is_quantized()) return send_sums_quantized(args, ranks, stream);
-  send_sums_plain(args, ranks, stream);
 }
 
 }  // namespace switchyard::cuda

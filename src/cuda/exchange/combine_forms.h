@@ -13,8 +13,5 @@ void combine_plain(const CombineArgs& args, Phases phases, bool programmatic, cu
 /// Returned rows of 8-bit codes with one scale per block.
 void combine_quantized(const CombineArgs& args, Phases phases, bool programmatic,
                        cudaStream_t stream);
-/// See launch_send_sums in host_rows.h.
-void send_sums_plain(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream);
-void send_sums_quantized(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -10,32 +10,10 @@
 
 #include "cuda/base/launch.h"
 #include "cuda/exchange/call.cuh"
-#include "cuda/exchange/combine_receive.cuh"
-#include "cuda/exchange/combine_send.cuh"
+#include "cuda/exchange/combine_plain.cuh"
 #include "cuda/exchange/combine_stream.cuh"
 
 namespace switchyard::cuda {
-
-/// Returned rows of bf16, f16 or f32. They contain no reserved words, because NaN is canonical.
-template <DType kDType>
-struct PlainWire {
-  static constexpr DType kRows = kDType;
-
-  __device__ static __forceinline__ void send(const CombineArgs&, std::uint64_t, const ReturnTo& to,
-                                              int lane, bool is_there,
-                                              const float (&sum)[kReturnVecElements]) {
-    if (is_there) send_return<kDType>(to, lane, sum);
-  }
-  template <bool kIsCommon>
-  __device__ static __forceinline__ bool sum(const CombineArgs& a, std::uint64_t call,
-                                             const ReturnSlots& slots, int token,
-                                             const TokenPartials& of, int chunk, int lane) {
-    if (a.reduce == Reduce::kPerExpert) {
-      return sum_chunks<kDType, kIsCommon, true>(a, call, slots, token, of, chunk, lane);
-    }
-    return sum_chunks<kDType, kIsCommon, false>(a, call, slots, token, of, chunk, lane);
-  }
-};
 
 /// kStreams: of common rows only.
 template <class Wire, bool kIsCommon, bool kStreams>
@@ -66,7 +44,8 @@ template <class Wire>
 inline constexpr bool kCanStream = std::is_same_v<Wire, PlainWire<DType::kBF16>>;
 
 template <class Wire, bool kIsCommon, bool kStreams>
-void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
+void launch_kernel_of(const CombineArgs& args, Phases phases, bool programmatic,
+                      cudaStream_t stream) {
   const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
   const std::size_t shared = kStreams ? stream_shared_bytes(kExchangeWarps) : 0;
   const auto kernel = combine_kernel<Wire, kIsCommon, kStreams>;
@@ -91,20 +70,21 @@ bool is_common(const CombineArgs& args, Phases phases) {
          (!sends(phases) || has_common_rows) && (!receives(phases) || has_common_sums);
 }
 
-template <class Wire>
+/// AnyWire serves calls that are not common.
+template <class Wire, class AnyWire = Wire>
 void launch_wire(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream) {
   const bool runs_all = phases == Phases::kNone;
   const bool calls_common = is_common<Wire>(args, phases);
   if constexpr (kCanStream<Wire>) {
     if (runs_all || args.grid.streams) {
-      launch_wire<Wire, true, true>(args, phases, programmatic, stream);
+      launch_kernel_of<Wire, true, true>(args, phases, programmatic, stream);
     }
   }
   if (runs_all || (calls_common && !args.grid.streams)) {
-    launch_wire<Wire, true, false>(args, phases, programmatic, stream);
+    launch_kernel_of<Wire, true, false>(args, phases, programmatic, stream);
   }
   if (runs_all || !calls_common) {
-    launch_wire<Wire, false, false>(args, phases, programmatic, stream);
+    launch_kernel_of<AnyWire, false, false>(args, phases, programmatic, stream);
   }
 }
 

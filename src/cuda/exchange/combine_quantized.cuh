@@ -11,22 +11,24 @@
 
 namespace switchyard::cuda {
 
-template <QuantScheme kScheme>
+/// By the scheme of the arguments. kIsFp8Block: e4m3 with one scale per 128 elements, of any rule
+/// and scale format.
+template <bool kIsFp8Block>
 struct QuantizedWire {
   static constexpr DType kRows = DType::kBF16;  // in common calls
   static constexpr int kUnitWords = 2;          // a lane's codes, or two scales
   static constexpr std::size_t kLaneBytes = kUnitWords * 4;
   static constexpr std::size_t kScalesInChunk = kReturnChunkElements;
-  static constexpr int kLanesPerBlock = kScheme.block / kReturnVecElements;
-  static constexpr int kScaleUnits = kLanes / kLanesPerBlock / kUnitWords;
   static constexpr int kAtOnce = 4;  // partial sums that are polled at once
-  static constexpr bool kIsE8M0 = kScheme.scale_format == ScaleFormat::kE8M0 ||
-                                  kScheme.scale_format == ScaleFormat::kE8M0Packed;
-  static_assert(kScheme.block % kReturnVecElements == 0 && kScaleUnits >= 1);
 
-  /// What the receiver multiplies by: the scale as the scheme would store it.
-  __device__ static __forceinline__ float stored_scale(float scale) {
-    return kIsE8M0 ? f32_from_e8m0(static_cast<std::uint8_t>(bits_from_f32(scale) >> 23)) : scale;
+  __device__ static __forceinline__ DType dtype(const CombineArgs& a) {
+    return kIsFp8Block ? DType::kE4M3 : a.wire.dtype;
+  }
+  __device__ static __forceinline__ int lanes_per_block(const CombineArgs& a) {
+    return (kIsFp8Block ? 128 : a.wire.block) / kReturnVecElements;
+  }
+  __device__ static __forceinline__ int scale_units(const CombineArgs& a) {
+    return kLanes / kUnitWords / lanes_per_block(a);
   }
 
   __device__ static __forceinline__ void send(const CombineArgs& a, std::uint64_t call,
@@ -37,24 +39,29 @@ struct QuantizedWire {
     for (int i = 0; i < kReturnVecElements; ++i)
       amax = max_magnitude(amax, is_there ? sum[i] : 0.0f);
 #pragma unroll
-    for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
+    for (int mask = 1; mask < lanes_per_block(a); mask *= 2) {
       amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
     }
-    const ScaleAndMap rule = scale_rule(kScheme, amax, 1.0f);
-    const PreparedMap map = prepare_map(rule.map, amax);
-    const std::uint32_t flip = wire_flip(kScheme.dtype);
-    const std::uint32_t codes[kUnitWords] = {quantize4(map, sum[0], sum[1], sum[2], sum[3]) ^ flip,
-                                             quantize4(map, sum[4], sum[5], sum[6], sum[7]) ^ flip};
+    std::uint32_t codes[kUnitWords];
+    std::uint32_t scale = 0;
+    const auto quantize = [&]<QuantScheme kScheme>() {
+      scale = quantize_vec<kScheme>(a, amax, sum, codes);
+    };
+    if constexpr (kIsFp8Block) {
+      with_scheme<schemes::kFp8Block, schemes::kFp8BlockDeepEp>(a.wire, quantize);
+    } else {
+      with_scheme<schemes::kFp8Block, schemes::kFp8BlockDeepEp, schemes::kMxfp8,
+                  schemes::kInt8Block>(a.wire, quantize);
+    }
     if (is_there) {
       SentUnit(codes).send(to.window, to.chunk + static_cast<std::size_t>(lane) * kLaneBytes,
                            a.layout, call);
     }
-    const std::uint32_t scale = bits_from_f32(stored_scale(rule.scale));
     const int block = lane * kUnitWords;  // the first in this lane's unit of scales
     const std::uint32_t scales[kUnitWords] = {
-        __shfl_sync(kAllLanes, scale, block * kLanesPerBlock % kLanes),
-        __shfl_sync(kAllLanes, scale, (block + 1) * kLanesPerBlock % kLanes)};
-    if (lane < kScaleUnits) {
+        __shfl_sync(kAllLanes, scale, block * lanes_per_block(a) % kLanes),
+        __shfl_sync(kAllLanes, scale, (block + 1) * lanes_per_block(a) % kLanes)};
+    if (lane < scale_units(a)) {
       SentUnit(scales).send(to.window,
                             to.chunk + kScalesInChunk + static_cast<std::size_t>(lane) * kLaneBytes,
                             a.layout, call);
@@ -106,7 +113,7 @@ struct QuantizedWire {
         partials.at[i] = __shfl_sync(kAllLanes, of.column, begin + i) * a.layout.return_stride;
         if (begin + i >= of.count) continue;
         if (is_there) missing |= 1u << i;
-        if (lane < kScaleUnits) missing |= 1u << (kAtOnce + i);
+        if (lane < scale_units(a)) missing |= 1u << (kAtOnce + i);
       }
       const unsigned present = missing;
       bool is_good = true;
@@ -125,14 +132,14 @@ struct QuantizedWire {
         const auto what = [&] { return wait_for_partial(a, call, token, begin + i); };
         is_good &= take(a, what, lane, present >> i, row + partials.at[i], partials.codes[i],
                         partials.scales[i]);
-        const int from = lane / kLanesPerBlock;  // this lane's block
+        const int from = lane / lanes_per_block(a);  // this lane's block
         const std::uint32_t low = __shfl_sync(kAllLanes, partials.scales[i][0], from / kUnitWords);
         const std::uint32_t high = __shfl_sync(kAllLanes, partials.scales[i][1], from / kUnitWords);
         const float scale = f32_from_bits(from % kUnitWords == 0 ? low : high);
         const float weight = __shfl_sync(kAllLanes, of.weight, begin + i);
         float x[kReturnVecElements];
-        decode4(kScheme.dtype, partials.codes[i][0], x);
-        decode4(kScheme.dtype, partials.codes[i][1], x + 4);
+        decode4(dtype(a), partials.codes[i][0], x);
+        decode4(dtype(a), partials.codes[i][1], x + 4);
 #pragma unroll
         for (int e = 0; e < kReturnVecElements; ++e) {
           total[e] = __fmaf_rn(weight, x[e] * scale, total[e]);
@@ -148,6 +155,23 @@ struct QuantizedWire {
   }
 
  private:
+  /// Makes a lane's codes. Returns the bits of what the receiver multiplies by: the scale as the
+  /// scheme would store it.
+  template <QuantScheme kScheme>
+  __device__ static __forceinline__ std::uint32_t quantize_vec(
+      const CombineArgs& a, float amax, const float (&sum)[kReturnVecElements],
+      std::uint32_t (&codes)[kUnitWords]) {
+    const QuantScheme scheme = with_format<kScheme>(a.wire.scale_format);
+    const ScaleAndMap rule = scale_rule(scheme, amax, 1.0f);
+    const PreparedMap map = prepare_map(rule.map, amax);
+    const std::uint32_t flip = wire_flip(kScheme.dtype);
+    codes[0] = quantize4(map, sum[0], sum[1], sum[2], sum[3]) ^ flip;
+    codes[1] = quantize4(map, sum[4], sum[5], sum[6], sum[7]) ^ flip;
+    const std::uint32_t bits = bits_from_f32(rule.scale);
+    if (is_f32_scale(scheme.scale_format)) return bits;
+    return bits_from_f32(f32_from_e8m0(static_cast<std::uint8_t>(bits >> 23)));
+  }
+
   /// Empties the slots that this lane has read and restores escaped words. Returns false when it
   /// gives up.
   template <typename What>
@@ -160,7 +184,7 @@ struct QuantizedWire {
     bool is_good = true;
     if ((present & 1) != 0) {
       is_good &= empty_unit(own, own + at + lane_at, a.layout, a.watch, what, codes);
-      for (std::uint32_t& word : codes) word ^= wire_flip(kScheme.dtype);
+      for (std::uint32_t& word : codes) word ^= wire_flip(dtype(a));
     }
     if ((present >> kAtOnce & 1) != 0) {
       is_good &=

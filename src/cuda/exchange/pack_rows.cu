@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kPackThreads = 256;
+constexpr int kPackThreads = kExchangeThreads;
 constexpr int kPackWarps = kPackThreads / kLanes;
 
 /// The row of a token in message `m`.
@@ -77,11 +77,10 @@ __global__ void __launch_bounds__(kPackThreads)
 
 template <class Form>
 void launch_pack(const DispatchArgs& args, const PackedRows& to, cudaStream_t stream) {
-  constexpr std::int64_t kMaxCtas = 4096;
   const std::int64_t num_items = std::int64_t{args.tokens.count} * args.layout.num_chunks;
   const std::int64_t ctas = (num_items + kPackWarps - 1) / kPackWarps;
   launch_kernel(pack_rows_kernel<Form>,
-                {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kPackThreads, 0,
+                {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, to.max_ctas)), kPackThreads, 0,
                  false, stream},
                 "dispatch", args, to);
 }

@@ -1,24 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// send_sums.cuh: the kernel that rounds the sums of a host to the wire, for one form of returned
-// rows.
-#pragma once
+// Rounds the sums of a host to the wire.
 
 #include <algorithm>
 
 #include "cuda/base/launch.h"
 #include "cuda/exchange/call.cuh"
+#include "cuda/exchange/combine_plain.cuh"
+#include "cuda/exchange/combine_quantized.cuh"
 #include "cuda/exchange/host_rows.h"
-#include "cuda/exchange/return_vec.cuh"
-#include "cuda/exchange/wire.cuh"
 
 namespace switchyard::cuda {
+namespace {
 
-inline constexpr int kSendSumsThreads = 256;
-inline constexpr int kSendSumsWarps = kSendSumsThreads / kLanes;
+constexpr int kSendSumsThreads = 256;
+constexpr int kSendSumsWarps = kSendSumsThreads / kLanes;
+
+/// A lane's part of a chunk.
+__device__ __forceinline__ void send_sum(const CombineArgs& a, std::uint64_t call,
+                                         const ReturnTo& to, int lane, bool is_there,
+                                         const float (&x)[kReturnVecElements]) {
+  if (a.wire.group != ScaleGroup::kNone) {
+    return QuantizedWire<false>::send(a, call, to, lane, is_there, x);
+  }
+  switch (a.wire.dtype) {
+    case DType::kF32: return PlainWire<DType::kF32>::send(a, call, to, lane, is_there, x);
+    case DType::kF16: return PlainWire<DType::kF16>::send(a, call, to, lane, is_there, x);
+    default: return PlainWire<DType::kBF16>::send(a, call, to, lane, is_there, x);
+  }
+}
 
 /// One warp per chunk of a token.
-template <class Wire>
 __global__ void __launch_bounds__(kSendSumsThreads)
     send_sums_kernel(const __grid_constant__ CombineArgs a, std::uint64_t ranks) {
   if (*const_cast<const volatile std::uint32_t*>(a.watch.failed) != 0) return;
@@ -47,16 +59,17 @@ __global__ void __launch_bounds__(kSendSumsThreads)
               x);
     std::byte* to = window + a.layout.returned(token, column) +
                     static_cast<std::size_t>(chunk) * a.layout.return_chunk_stride;
-    Wire::send(a, call, {window, to}, lane, is_there, x);
+    send_sum(a, call, {window, to}, lane, is_there, x);
   }
 }
 
-template <class Wire>
+}  // namespace
+
 void launch_send_sums(const CombineArgs& args, std::uint64_t ranks, cudaStream_t stream) {
   constexpr std::int64_t kMaxCtas = 1024;
   const std::int64_t num_items = std::int64_t{args.sums.num_tokens} * args.layout.num_return_chunks;
   const std::int64_t ctas = (num_items + kSendSumsWarps - 1) / kSendSumsWarps;
-  launch_kernel(send_sums_kernel<Wire>,
+  launch_kernel(send_sums_kernel,
                 {static_cast<int>(std::clamp<std::int64_t>(ctas, 1, kMaxCtas)), kSendSumsThreads, 0,
                  false, stream},
                 "combine", args, ranks);
