@@ -74,8 +74,20 @@ struct ScalesOfRow {
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) y[i] *= scale;
     } else {
-      for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= value(fetch(h + i));
+      float copy[kUnit];  // so that `y` stays in registers
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) copy[i] = y[i];
+      multiply_each(h, copy);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) y[i] = copy[i];
     }
+  }
+
+ private:
+  // Out of line: blocks of other sizes are rare, and this would be most of the kernel.
+  __device__ __noinline__ void multiply_each(std::int64_t h, float* y) const {
+#pragma unroll 1
+    for (int i = 0; i < kUnit && h + i < job.hidden; ++i) y[i] *= value(fetch(h + i));
   }
 };
 
@@ -93,8 +105,8 @@ __device__ __forceinline__ void dequantize_row(const DequantizeJob& job, std::in
     std::uint32_t words[kUnits][kWords];
     std::uint32_t scale_bits[kUnits];
     for_each_unit(base, [&](int u, std::int64_t h) {
-      load_words<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte, is_wide_from,
-                         words[u]);
+      load_unit_words<kWords>(codes + h / kCodesOfByte, (job.hidden - h) / kCodesOfByte,
+                              is_wide_from, words[u]);
       scale_bits[u] = h < job.hidden ? scales.fetch(h) : 0;
     });
     for_each_unit(base, [&](int u, std::int64_t h) {

@@ -199,7 +199,7 @@ struct CodeRow {
                                            std::int64_t h) const {
     if constexpr (kCodec == Codec::kE2M1) {
       const std::uint32_t word = quantize8_e2m1(m, x);
-      store_words<1>(&word, (hidden - h) / 2, is_wide, row + h / 2);
+      store_unit_words<1>(&word, (hidden - h) / 2, is_wide, row + h / 2);
     } else if constexpr (kIsSimulated) {
       float y[kUnit];
 #pragma unroll
@@ -208,7 +208,7 @@ struct CodeRow {
     } else {
       const std::uint32_t words[2] = {quantize4(m, x[0], x[1], x[2], x[3]),
                                       quantize4(m, x[4], x[5], x[6], x[7])};
-      store_words<2>(words, hidden - h, is_wide, row + h);
+      store_unit_words<2>(words, hidden - h, is_wide, row + h);
     }
   }
 };

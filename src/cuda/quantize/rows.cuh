@@ -89,6 +89,42 @@ __device__ __forceinline__ void store_words(const std::uint32_t* words, std::int
   }
 }
 
+template <int kWords>
+__device__ __noinline__ void load_words_apart(const void* from, std::int64_t num_bytes,
+                                              std::uint32_t* words) {
+  std::uint32_t loaded[kWords];
+  load_words<kWords>(from, num_bytes, false, loaded);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = loaded[w];
+}
+template <int kWords>
+__device__ __noinline__ void store_words_apart(const std::uint32_t* words, std::int64_t num_bytes,
+                                               void* to) {
+  store_words<kWords>(words, num_bytes, false, to);
+}
+
+/// load_words with its rare case out of line, for kernels that have several units in flight: with a
+/// copy for each it would be most of their code.
+template <int kWords>
+__device__ __forceinline__ void load_unit_words(const void* from, std::int64_t num_bytes,
+                                                bool is_wide, std::uint32_t* words) {
+  if (is_wide) return load_words<kWords>(from, num_bytes, true, words);
+  std::uint32_t copy[kWords];  // so that `words` stays in registers
+  load_words_apart<kWords>(from, num_bytes, copy);
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = copy[w];
+}
+
+template <int kWords>
+__device__ __forceinline__ void store_unit_words(const std::uint32_t* words, std::int64_t num_bytes,
+                                                 bool is_wide, void* to) {
+  if (is_wide) return store_words<kWords>(words, num_bytes, true, to);
+  std::uint32_t copy[kWords];  // so that `words` stays in registers
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) copy[w] = words[w];
+  store_words_apart<kWords>(copy, num_bytes, to);
+}
+
 template <DType kDType>
 inline constexpr int kWordsOfUnit = kDType == DType::kF32 ? 8 : 4;
 
@@ -116,8 +152,8 @@ __device__ __forceinline__ void store_unit(const float* x, std::int64_t count, b
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = narrow2<kDType>(x[2 * i], x[2 * i + 1]);
   }
-  store_words<kWordsOfUnit<kDType>>(words, count * std::int64_t{sizeof(ElementBits<kDType>)},
-                                    is_wide, to);
+  store_unit_words<kWordsOfUnit<kDType>>(words, count * std::int64_t{sizeof(ElementBits<kDType>)},
+                                         is_wide, to);
 }
 
 /// Gates up to this magnitude may use silu_near instead of silu.
@@ -172,9 +208,9 @@ struct RowSource {
     constexpr int kWords = kWordsOfUnit<kDType>;
     const std::int64_t num_bytes = (hidden - h) * std::int64_t{sizeof(*row)};
     Raw raw;
-    load_words<kWords>(row + h, num_bytes, is_wide, raw.words[0]);
+    load_unit_words<kWords>(row + h, num_bytes, is_wide, raw.words[0]);
     if constexpr (kIsActivated) {
-      load_words<kWords>(row + hidden + h, num_bytes, is_wide, raw.words[1]);
+      load_unit_words<kWords>(row + hidden + h, num_bytes, is_wide, raw.words[1]);
     }
     return raw;
   }
