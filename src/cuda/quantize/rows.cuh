@@ -186,6 +186,12 @@ __device__ __forceinline__ float silu_near(float x) {
   return shared_quotient(x, divisor, reciprocal);
 }
 
+/// Out of line: the kernels that use it serve rare rows, and most of their code would be this.
+__device__ __noinline__ inline void silu_mul_apart(const float* gate, const float* up, float* x) {
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) x[i] = silu_mul(gate[i], up[i]);
+}
+
 /// Source of the elements of a row: memory, or silu(gate) * up of what is in memory.
 template <DType kDType, bool kIsActivated>
 struct RowSource {
@@ -216,12 +222,17 @@ struct RowSource {
   }
 
   static __device__ __forceinline__ void values(const Raw& raw, float* x) {
-    widen_unit<kDType>(raw.words[0], x);
     if constexpr (kIsActivated) {
+      float gate[kUnit];
       float up[kUnit];
+      float activated[kUnit];
+      widen_unit<kDType>(raw.words[0], gate);
       widen_unit<kDType>(raw.words[1], up);
+      silu_mul_apart(gate, up, activated);
 #pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = silu_mul(x[i], up[i]);
+      for (int i = 0; i < kUnit; ++i) x[i] = activated[i];
+    } else {
+      widen_unit<kDType>(raw.words[0], x);
     }
   }
 
