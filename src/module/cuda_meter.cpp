@@ -185,7 +185,7 @@ CudaMeter::CudaMeter(const Group& group)
   group.barrier();
   if (map.num_hosts() == 1) return;
   hosts_ = std::make_unique<MeterHosts>(group_.control(), map);
-  begin_run(RunStart::kAtOnce);  // a kernel that has not run is not loaded behind a closed gate
+  begin_run(RunStart::kAtOnce);  // its kernels are loaded, which a closed gate would prevent
   wait();
 }
 

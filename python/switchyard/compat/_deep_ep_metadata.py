@@ -16,7 +16,7 @@ def recv_src_metadata(rank: Any, token: Any, k: Any, num_lines: int, max_tokens:
     name = torch.where(has_token, rank * max_tokens + token, num_ranks * max_tokens)  # rows without a token have the last one
     if is_expanded:
         is_received = torch.zeros(num_ranks * max_tokens + 1, dtype=torch.int32, device=rank.device)
-        is_received[name.long()] = 1
+        is_received.index_fill_(0, name.long(), 1)  # an assignment of 1 could not be captured
         line = torch.where(has_token, is_received.cumsum(0)[name.long()] - 1, num_lines)
     else:
         line = torch.where(has_token, torch.arange(len(rank), device=rank.device), num_lines)

@@ -145,7 +145,7 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
     const auto token = static_cast<std::int32_t>(item / num_chunks);
     const auto chunk = static_cast<std::int32_t>(item - std::int64_t{token} * num_chunks);
     const std::int32_t number = a.numbers == nullptr ? token : a.numbers[token];
-    if (!a.range.has(number)) continue;
+    if (!a.block.has(number)) continue;
     const std::int64_t first = std::int64_t{token} * a.num_topk;
     const std::int32_t num_partials = a.state.num_partials[token];
     int nth = 0;

@@ -68,7 +68,7 @@ struct PackedRows {
   /// [messages, numbers_stride] NumberedTokens::numbers; null: every token is a row.
   const std::int32_t* numbers = nullptr;
   std::int64_t numbers_stride = 0;
-  RowBlock range{};  ///< by number; others are left as they are
+  RowBlock block{};  ///< by number; others are left as they are
   std::int32_t max_ctas = 1;
 };
 /// Of the tokens of `args`, whose grid is not needed. Tokens of simulated schemes become bf16 rows.
@@ -88,7 +88,7 @@ struct ReturnedRowsArgs {
   std::byte* window = nullptr;              ///< where `layout` applies
   std::byte* rows = nullptr;                ///< of the message
   const std::int32_t* numbers = nullptr;    ///< as dispatch had them; null: every token has rows
-  RowBlock range{};                         ///< by number, only these
+  RowBlock block{};                         ///< by number, only these
 };
 /// Waits for the rows in the window, and empties it: `max_ctas` of kExchangeThreads are its room.
 void launch_collect_rows(const ReturnedRowsArgs& args, int max_ctas, cudaStream_t stream);

@@ -19,13 +19,13 @@ __device__ __forceinline__ std::int32_t number_in(const PackedRows& to, int m, i
   return to.numbers == nullptr ? token : to.numbers[m * to.numbers_stride + token];
 }
 
-/// Whether a token has a row of the range in any message; for all lanes.
+/// Whether a token has a row of the block in any message; for all lanes.
 __device__ __forceinline__ bool is_wanted(const PackedRows& to, int token, int lane) {
-  bool is_in_range = false;
+  bool is_in_block = false;
   for (int m = lane; m < to.messages.count; m += kLanes) {
-    is_in_range |= to.range.has(number_in(to, m, token));
+    is_in_block |= to.block.has(number_in(to, m, token));
   }
-  return __any_sync(kAllLanes, is_in_range) != 0;
+  return __any_sync(kAllLanes, is_in_block) != 0;
 }
 
 /// One warp per chunk of a token, which goes to the messages of all hosts.
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kPackThreads)
 #pragma unroll 1
     for (int m = 0; m < to.messages.count; ++m) {
       const std::int32_t number = number_in(to, m, token);
-      if (!to.range.has(number)) continue;
+      if (!to.block.has(number)) continue;
       const std::size_t message = static_cast<std::size_t>(m) * to.messages.stride;
       if (from.first < a.layout.shape.hidden) {
         constexpr int kVecBytes = Form::kWords * 4;

@@ -102,9 +102,13 @@ std::uint64_t* PushHosts::begin_crossing(const Crossing& of) {
   }
   CountWords& counts = counts_of(index);
   if (packing.is_packed) number_own(slot, counts, last, message, stream);
-  if (!packing.is_exact) return nullptr;
-  exchange_heads(of);
-  return &counts.have_arrived;
+  if (packing.is_exact) exchange_heads(of);
+  const std::vector<RowBlock> blocks = message.blocks();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    pack_block(of, packing, blocks[b]);
+    slot.packed[b].record(stream);
+  }
+  return packing.is_exact ? &counts.have_arrived : nullptr;
 }
 
 void PushHosts::pack_block(const Crossing& of, const Packing& packing,
@@ -119,7 +123,7 @@ void PushHosts::pack_block(const Crossing& of, const Packing& packing,
                             .scales = rows.has_scales() ? slot.sent + rows.scales : nullptr,
                             .numbers = packing.is_packed ? slot.numbers : nullptr,
                             .numbers_stride = static_cast<std::int64_t>(tokens_per_rank()),
-                            .range = block,
+                            .block = block,
                             .max_ctas = of.max_ctas},
                            of.stream);
   }
@@ -181,8 +185,6 @@ void PushHosts::cross(const Crossing& of) {
   const Packing packing = of.message.is_routing ? Packing{} : slot.packing;
   const std::vector<RowBlock> blocks = of.message.blocks();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    pack_block(of, packing, blocks[b]);
-    slot.packed[b].record(of.stream);
     slot.packed[b].make_wait(slot.message_stream.get());
     std::vector<LinkMessage> sent;
     std::vector<LinkMessage> received;

@@ -97,7 +97,8 @@ std::vector<RowBlock> row_blocks(std::int64_t num_rows, std::size_t num_bytes) {
       std::max<std::size_t>(1, num_bytes / static_cast<std::size_t>(rows));
   const auto rows_of_bytes = static_cast<std::int64_t>(cdiv(kBlockBytes, row_bytes));
   const std::int64_t fewest = cdiv(rows, static_cast<std::int64_t>(kMaxRowBlocks));
-  const std::int64_t rows_per_block = std::max(rows_of_bytes, fewest);
+  const std::int64_t count = cdiv(rows, std::max(rows_of_bytes, fewest));
+  const std::int64_t rows_per_block = cdiv(rows, count);
   std::vector<RowBlock> blocks;
   for (std::int64_t first = 0; first == 0 || first < num_rows; first += rows_per_block) {
     const std::int64_t end = std::min(first + rows_per_block, num_rows);

@@ -112,7 +112,7 @@ cuda::ReturnedRowsArgs PushHosts::rows_args(const Returns& of, const cuda::CallS
                               .num_topk = shape_.main_topk,
                               .width = message.width,
                               .numbers = of.slot.packing.is_packed ? numbers : nullptr,
-                              .range = block};
+                              .block = block};
   args.state.counter = of.kernels.main.base.state.counter;
   return args;
 }

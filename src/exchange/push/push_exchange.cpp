@@ -263,7 +263,7 @@ void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::
   const KernelRoom room = room_.of(stream);
   args.grid = cuda::dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
   cuda::record_stages(args, phases);
-  // Over hosts the kernel ahead may be one of several streams that meet.
+  // Over hosts it follows an event of the message stream, not only a kernel.
   const bool is_programmatic = room.is_programmatic && is_short(slot) && hosts_ == nullptr;
   cuda::launch_dispatch(args, phases, is_programmatic, stream.get());
 }

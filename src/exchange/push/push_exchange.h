@@ -82,7 +82,7 @@ class PushExchange final : public ExchangeBackend {
                    Stream stream) const;
   void launch_over_hosts(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
                          const DispatchMessage& message, cuda::Phases phases, Stream stream);
-  void beside_messages(Stream stream, const std::function<void()>& work);
+  void or_abort_unless_captured(Stream stream, const std::function<void()>& work);
   void launch_send(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,
                    Stream stream) const;
   void launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,

@@ -80,16 +80,16 @@ class PushHosts final : public LinkWatch {
     int max_ctas;  ///< of kernels that pack rows
     cudaStream_t stream;
   };
-  /// Begins with what comes before the rows. Returns the word that the GPU sets once the counts of
-  /// all messages are in pinned memory: to be waited for before the next; null where no counts are
-  /// needed. Errors of the first two: kSystem, kTimeout, kPeerLost, kAborted.
+  /// Packs the message; one that is exact also sends its count. Returns the word that the GPU sets
+  /// once the counts of all messages are in pinned memory: to be waited for before cross(); null
+  /// where no counts are needed. Errors of this and of cross(): kSystem, kTimeout, kPeerLost,
+  /// kAborted.
   std::uint64_t* begin_crossing(const Crossing& of);
-  /// Packs and sends this rank's rows, and receives those that it forwards, in the stream of
-  /// messages.
+  /// Sends what was packed and receives what this rank forwards, in the stream of messages.
   void cross(const Crossing& of);
   using Launch = std::function<void(const cuda::DispatchArgs&)>;
-  /// What has crossed, in phase kSend: by block, source and region. Without announcements and
-  /// routes where DispatchArgs::tokens.sent begins after row 0.
+  /// Launches the send phase for what has crossed, by block, source and region. Without
+  /// announcements and routes where DispatchArgs::tokens.sent begins after row 0.
   void pass_on(const Crossing& of, const Launch& launch) const;
   /// After the routing of all ranks is known, where every rank gets every token: which ranks of
   /// this host return rows of forwarded tokens.
@@ -99,7 +99,8 @@ class PushHosts final : public LinkWatch {
   /// `grid` is for sums, `max_ctas` for kernels that run beside messages.
   void pass_back(std::size_t slot, const SlotKernels& kernels, const PushDispatch& call,
                  const GridRequest& grid, int max_ctas, const WaitSite& site, cudaStream_t stream);
-  /// Whether the combine of this slot may be captured, or is not. Errors: kInvalidArgument.
+  /// Refuses to capture a combine whose dispatch with exact messages was not captured. Errors:
+  /// kInvalidArgument.
   void require_capture(std::size_t slot, cudaStream_t stream) const;
   /// How many blocks pass_back() has, at most.
   std::size_t num_return_blocks(const PushDispatch& call) const;

@@ -8,9 +8,10 @@
 
 namespace switchyard {
 
-// Once ranks of other hosts wait for this one, an error ends the group.
-void PushExchange::beside_messages(Stream stream, const std::function<void()>& work) {
-  cuda::is_capturing(stream.get(), "exchange") ? work() : or_abort(work);
+// Ranks of other hosts wait for this one, unless the call is only captured.
+void PushExchange::or_abort_unless_captured(Stream stream, const std::function<void()>& work) {
+  if (cuda::is_capturing(stream.get(), "exchange")) return work();
+  or_abort(work);
 }
 
 // Rows cross to other hosts, leave for the ranks of this host meanwhile, and those that have come
@@ -24,7 +25,7 @@ void PushExchange::launch_over_hosts(const Slot& slot,
     const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
     const PushHosts::Crossing crossing{index_of(slot), regions,       message,     slot.dispatch,
                                        site_,          room.num_ctas, stream.get()};
-    beside_messages(stream, [&] {
+    or_abort_unless_captured(stream, [&] {
       std::uint64_t* const counts_arrive = hosts_->begin_crossing(crossing);
       if (counts_arrive == nullptr) hosts_->cross(crossing);
       for (const cuda::DispatchArgs& args : regions) launch_send(slot, args, room, stream);
@@ -59,6 +60,7 @@ void PushExchange::launch_send(const Slot& slot, cuda::DispatchArgs args, const 
 // what comes back before it is summed.
 void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,
                                             cuda::Phases phases, Stream stream) {
+  hosts_->require_capture(index_of(slot), stream.get());
   const auto launch = [&](cuda::Phases phase) {
     cuda::CombineArgs part = args;
     if (phase == cuda::Phases::kSend) {
@@ -76,11 +78,10 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
   if (cuda::sends(phases)) launch(cuda::Phases::kSend);
   if (!cuda::receives(phases)) return;
   const std::size_t index = index_of(slot);
-  hosts_->require_capture(index, stream.get());
   const KernelRoom room = room_.of(stream);
   const bool is_long = hosts_->num_return_blocks(slot.dispatch) > 1;
   const int max_ctas = is_long ? room_.beside_messages(stream).num_ctas : room.num_ctas;
-  beside_messages(stream, [&] {
+  or_abort_unless_captured(stream, [&] {
     hosts_->pass_back(index, slot.kernels, slot.dispatch,
                       grid_request(slot, room, cuda::Phases::kReceive), max_ctas, site_,
                       stream.get());
