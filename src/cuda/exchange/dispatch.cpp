@@ -6,6 +6,7 @@
 #include "cuda/exchange/wire_form.h"
 
 namespace switchyard::cuda {
+
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
                      cudaStream_t stream) {
   const QuantScheme& scheme = args.scheme;

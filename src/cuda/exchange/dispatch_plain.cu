@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dispatch of rows that are not quantized on the way: bf16, f16, f32, and codes of callers.
+// Dispatch of rows that are not quantized on the way: bf16, f16, f32, and 8-bit codes of callers.
 
 #include "cuda/exchange/dispatch_forms.h"
 #include "cuda/exchange/dispatch_kernel.cuh"

@@ -206,7 +206,7 @@ struct StoredForm {
   }
 };
 
-/// Tells schemes apart that have kernels, but for the scale format.
+/// Identifies a scheme that has kernels, except for its scale format.
 __device__ __forceinline__ constexpr std::uint32_t key_of(const QuantScheme& scheme) {
   return static_cast<std::uint32_t>(scheme.dtype) | static_cast<std::uint32_t>(scheme.group) << 8 |
          static_cast<std::uint32_t>(scheme.rule) << 16;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void with_scheme(const QuantScheme& scheme, const Tas
   task.template operator()<kFirst>();
 }
 
-/// kScheme with a scale format that only fp8 blocks do not state.
+/// kScheme; fp8 blocks take `format`.
 template <QuantScheme kScheme>
 __device__ __forceinline__ constexpr QuantScheme with_format(ScaleFormat format) {
   QuantScheme scheme = kScheme;
@@ -340,7 +340,7 @@ struct QuantizedForm {
   }
 };
 
-/// The first of some forms that serves the arguments.
+/// The first of some forms that serves the arguments; the last one is not asked.
 template <class First, class... Rest>
 struct AnyForm {
   static constexpr int kWords = First::kWords;

@@ -26,7 +26,7 @@ SWITCHYARD_HOST_DEVICE constexpr bool is_f32_scale(ScaleFormat format) {
   return format == ScaleFormat::kF32 || format == ScaleFormat::kF32PowerOfTwo;
 }
 
-/// e4m3 with one scale per 128 elements, which there are in every rule and format but those of MX.
+/// e4m3 with one scale per 128 elements: every rule except that of MX, every format.
 SWITCHYARD_HOST_DEVICE constexpr bool is_fp8_block(const QuantScheme& scheme) {
   return scheme.dtype == DType::kE4M3 && scheme.group == ScaleGroup::kBlock &&
          scheme.rule != ScaleRule::kMx;
