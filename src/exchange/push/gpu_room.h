@@ -16,9 +16,9 @@
 // Over hosts the kernel that waits for what ranks of this host return, before it is passed back,
 // has this room, too. NCCL's kernels wait for other hosts and know nothing of it: a CTA of theirs
 // takes up to 640 threads and most registers of an SM, and starts once an SM has them. Only a
-// kernel with fewer CTAs than SMs surely leaves some empty. All
-// kernels of side streams together leave kMaxMessageCtas SMs (with up to 39 in flight on 132 SMs):
-// one of them waits for ranks of this host, whose main kernels may wait for messages of this rank.
+// kernel with fewer CTAs than SMs surely leaves some empty. All kernels of side streams together
+// leave kMaxMessageCtas SMs (with up to 39 in flight on 132 SMs): one of them waits for ranks of
+// this host, whose main kernels may wait for messages of this rank.
 // A main kernel leaves none: messages of its call are ahead of it and have ended, or are behind it.
 // Kernels that run beside messages of their own call leave as many where there are several blocks,
 // so that blocks are not late.
