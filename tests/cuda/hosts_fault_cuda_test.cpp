@@ -4,6 +4,8 @@
 // the tests are also of kernels that must leave room for one another.
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <signal.h>
 #include <string>
 #include <vector>
@@ -189,6 +191,42 @@ TEST_F(HostsTest, CallsThatDifferAreAnErrorInTime) {
   DispatchOptions few;
   few.max_tokens = num_tokens;
   differ(few, says("max_tokens"));
+}
+
+// The process of rank 1 does not end before rank 0 has the error.
+TEST_F(HostsTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
+  constexpr std::int64_t kLongTimeoutMs = 60'000;
+  for (const bool has_dispatched : {false, true}) {
+    SCOPED_TRACE(has_dispatched ? "combine" : "dispatch");
+    Shared<std::atomic<int>> num_found;
+    run_on_hosts(kTwo, [&](const Group& group) {
+      ExchangeRank rank(group, fault_config(), {.timeout_ms = kLongTimeoutMs});
+      Dispatched got;
+      if (has_dispatched) got = rank.dispatch();
+      rank.finish();
+      group.barrier();
+      const bool is_lost = group.rank() == 1;
+      if (is_lost) {  // reads address 0, after which its GPU fails in every call
+        launch_late_copy({nullptr, nullptr, 4}, {}, 0, false, rank.stream().get());
+        EXPECT_NE(cudaStreamSynchronize(rank.stream().get()), cudaSuccess);
+      }
+      const std::int64_t start = now_ns();
+      const Error error = error_of([&] {
+        has_dispatched ? rank.combine(got) : rank.pair();
+        rank.finish();
+      });
+      EXPECT_EQ(error.code(), Errc::kSystem) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("CUDA says"));
+      EXPECT_LT(seconds_since(start), kInTime);
+      if (!is_lost) {
+        ++*num_found;
+        return;
+      }
+      wait_until(*num_found, 1);
+      std::fflush(nullptr);
+      std::_Exit(HasFailure() ? 1 : 0);  // there is no GPU to give memory back to
+    });
+  }
 }
 
 // Kernels that wait for ranks of this host, before rows are passed back, leave room for those of

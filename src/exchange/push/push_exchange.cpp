@@ -187,7 +187,9 @@ Dispatched PushExchange::dispatch_receive(const DispatchHandle& handle, Stream s
   const cuda::DeviceGuard guard(device_.index);
   check();
   Slot& slot = find(handle, Stage::kSent, "dispatch_receive");
-  if (slot.dispatch.sizing == Sizing::kToBeCounted) count_rows(slot, false, stream);
+  if (slot.dispatch.sizing == Sizing::kToBeCounted) {
+    or_abort_over_hosts(stream, [&] { count_rows(slot, false, stream); });
+  }
   launch(slot, cuda::Phases::kReceive, stream);
   advance(slot, Stage::kReceived);
   return describe(slot);
@@ -215,9 +217,13 @@ void PushExchange::enter(Phase phase, const Slot& slot) {
   group_.control().enter(phase, slot.id);
 }
 
-// The tokens' rows go last, so that whatever they share with other rows is left as they write it.
 void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kDispatchReceive : Phase::kDispatchSend, slot);
+  or_abort_over_hosts(stream, [&] { launch_kernels(slot, phases, stream); });
+}
+
+// The tokens' rows go last, so that whatever they share with other rows is left as they write it.
+void PushExchange::launch_kernels(const Slot& slot, cuda::Phases phases, Stream stream) {
   gather_routing(slot, phases, stream);
   if (hosts_ != nullptr) {
     launch_over_hosts(slot, regions_of(slot.kernels, slot.dispatch),
@@ -307,6 +313,11 @@ void PushExchange::combine(const CombineCall& call) {
 void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases,
                                  Stream stream) {
   enter(phases == cuda::Phases::kReceive ? Phase::kCombineReceive : Phase::kCombineSend, slot);
+  or_abort_over_hosts(stream, [&] { launch_return_kernels(slot, call, phases, stream); });
+}
+
+void PushExchange::launch_return_kernels(const Slot& slot, const PushCombine& call,
+                                         cuda::Phases phases, Stream stream) {
   cuda::CombineArgs args = combine_args(slot.kernels, call);
   const KernelRoom room = room_.of(stream);
   GridRequest request = grid_request(slot, room, phases);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/base/check.h"
 #include "cuda/base/memory.h"
 #include "cuda/exchange/exchange_args.h"
 #include "cuda/exchange/grid.h"
@@ -75,20 +76,33 @@ class PushExchange final : public ExchangeBackend {
   Slot& open(const DispatchCall& call);
   Slot& dispatch_both(const DispatchCall& call);
   void or_abort(const std::function<void()>& work);
+  /// Ranks of other hosts wait for this one, unless the call is only captured.
+  template <typename Work>
+  void or_abort_over_hosts(Stream stream, const Work& work) {
+    if (hosts_ == nullptr) return work();
+    bool is_captured = false;
+    or_abort([&] {
+      is_captured = cuda::is_capturing(stream.get(), "exchange");
+      if (!is_captured) work();
+    });
+    if (is_captured) work();
+  }
   void launch(const Slot& slot, cuda::Phases phases, Stream stream);
+  void launch_kernels(const Slot& slot, cuda::Phases phases, Stream stream);
   GridRequest grid_request(const Slot& slot, const KernelRoom& room, cuda::Phases phases) const;
   static bool is_short(const Slot& slot);
   void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
                    Stream stream) const;
   void launch_over_hosts(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
                          const DispatchMessage& message, cuda::Phases phases, Stream stream);
-  void or_abort_unless_captured(Stream stream, const std::function<void()>& work);
   void launch_send(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,
                    Stream stream) const;
   void launch_return_over_hosts(const Slot& slot, const cuda::CombineArgs& args,
                                 cuda::Phases phases, Stream stream);
   void sync_if_shared(cuda::Phases phases, Stream stream) const;
   void launch_return(const Slot& slot, const PushCombine& call, cuda::Phases phases, Stream stream);
+  void launch_return_kernels(const Slot& slot, const PushCombine& call, cuda::Phases phases,
+                             Stream stream);
   Slot& open_slot(const char* operation, std::int32_t wanted = -1);
   Slot& find(const DispatchHandle& handle, Stage wanted, const char* operation);
   int ranks_on_gpu() const {

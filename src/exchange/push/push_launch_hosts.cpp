@@ -2,17 +2,10 @@
 //
 // The kernels of a call over several hosts, in order; push_hosts.h has what runs between them.
 
-#include "cuda/base/check.h"
 #include "cuda/exchange/stage_log.h"
 #include "exchange/push/push_exchange.h"
 
 namespace switchyard {
-
-// Ranks of other hosts wait for this one, unless the call is only captured.
-void PushExchange::or_abort_unless_captured(Stream stream, const std::function<void()>& work) {
-  if (cuda::is_capturing(stream.get(), "exchange")) return work();
-  or_abort(work);
-}
 
 // Rows cross to other hosts, leave for the ranks of this host meanwhile, and those that have come
 // are passed on. No kernel waits before that, so that the send phase of every rank ends.
@@ -25,17 +18,15 @@ void PushExchange::launch_over_hosts(const Slot& slot,
     const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
     const PushHosts::Crossing crossing{index_of(slot), regions,       message,     slot.dispatch,
                                        site_,          room.num_ctas, stream.get()};
-    or_abort_unless_captured(stream, [&] {
-      std::uint64_t* const counts_arrive = hosts_->begin_crossing(crossing);
-      if (counts_arrive == nullptr) hosts_->cross(crossing);
-      for (const cuda::DispatchArgs& args : regions) launch_send(slot, args, room, stream);
-      if (counts_arrive != nullptr) {
-        await_word(*counts_arrive, stream);
-        hosts_->cross(crossing);
-      }
-      hosts_->pass_on(
-          crossing, [&](const cuda::DispatchArgs& args) { launch_send(slot, args, room, stream); });
-    });
+    std::uint64_t* const counts_arrive = hosts_->begin_crossing(crossing);
+    if (counts_arrive == nullptr) hosts_->cross(crossing);
+    for (const cuda::DispatchArgs& args : regions) launch_send(slot, args, room, stream);
+    if (counts_arrive != nullptr) {
+      await_word(*counts_arrive, stream);
+      hosts_->cross(crossing);
+    }
+    hosts_->pass_on(crossing,
+                    [&](const cuda::DispatchArgs& args) { launch_send(slot, args, room, stream); });
   }
   if (!cuda::receives(phases)) return;
   for (cuda::DispatchArgs args : regions) {
@@ -81,11 +72,9 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
   const KernelRoom room = room_.of(stream);
   const bool is_long = hosts_->num_return_blocks(slot.dispatch) > 1;
   const int max_ctas = is_long ? room_.beside_messages(stream).num_ctas : room.num_ctas;
-  or_abort_unless_captured(stream, [&] {
-    hosts_->pass_back(index, slot.kernels, slot.dispatch,
-                      grid_request(slot, room, cuda::Phases::kReceive), max_ctas, site_,
-                      stream.get());
-  });
+  hosts_->pass_back(index, slot.kernels, slot.dispatch,
+                    grid_request(slot, room, cuda::Phases::kReceive), max_ctas, site_,
+                    stream.get());
   sync_if_shared(cuda::Phases::kReceive, stream);
   launch(cuda::Phases::kReceive);
 }
