@@ -4,12 +4,14 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "switchyard/exchange.h"
 
+#include "blocking_kernels.h"
 #include "cuda/base/check.h"
 #include "gpu.h"
 #include "quant/bf16.h"
@@ -65,5 +67,29 @@ class BatchOfOnes {
   cuda::OwnedStream stream_;
   Dispatched got_;
 };
+
+/// Each handle in a stream of its own, all in flight at once. Streams are held up by 200 us, others
+/// on every rank.
+inline void run_in_streams_of_their_own(Exchange& exchange, const Group& group) {
+  constexpr std::int64_t kLateUs = 200;
+  const ExchangeConfig& config = exchange.config();
+  std::vector<std::unique_ptr<BatchOfOnes>> batches;
+  for (int i = 0; i < config.max_in_flight; ++i) {
+    batches.push_back(std::make_unique<BatchOfOnes>(config, exchange.device()));
+  }
+  cuda::DeviceBuffer words(2 * sizeof(std::uint32_t));
+  for (int round = 0; round < 3; ++round) {  // memory is taken in the first
+    group.barrier();
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      if (i % static_cast<std::size_t>(group.size()) == static_cast<std::size_t>(group.rank())) {
+        launch_late_copy({words.data(), words.data() + 4, 4}, {}, kLateUs, false,
+                         batches[i]->stream().get());
+      }
+    }
+    for (const auto& batch : batches) batch->dispatch(exchange, batch->stream());
+    for (const auto& batch : batches) batch->combine(exchange, batch->stream());
+    for (const auto& batch : batches) batch->finish(exchange);
+  }
+}
 
 }  // namespace switchyard::test

@@ -258,5 +258,15 @@ TEST_F(HostsTest, StreamsMayRunInAnyOrder) {
   });
 }
 
+TEST_F(HostsTest, StreamsMayBeAsManyAsHandles) {
+  if (num_gpus_in_child() < 2) GTEST_SKIP() << "ranks that share a GPU get shares in any event";
+  run_on_hosts(kTwo, [](const Group& group) {
+    ExchangeConfig config = fault_config();
+    config.max_in_flight = 64;
+    Exchange exchange(group, config, {.device = gpu_of(group.rank()), .timeout_ms = 20'000});
+    run_in_streams_of_their_own(exchange, group);
+  });
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two handles at once: kernels of two streams that start in another order on every rank must not
-// keep each other from starting, and a second in-flight slot takes memory when it is used first.
+// Several handles at once: kernels of several streams that start in another order on every rank
+// must not keep each other from starting, and a second in-flight slot takes memory when it is used
+// first.
 
 #include <algorithm>
 
@@ -67,6 +68,17 @@ TEST_F(TwoHandlesTest, StreamsMayRunInAnyOrder) {
       a.finish(exchange);
       b.finish(exchange);
     }
+  });
+}
+
+// More than kernels find room for at once.
+TEST_F(TwoHandlesTest, StreamsMayBeAsManyAsHandles) {
+  run_ranks(std::min(test::num_gpus(), 8), [](const Group& group) {
+    const cuda::DeviceGuard guard(group.rank());
+    ExchangeConfig config = fault_config();
+    config.max_in_flight = 64;
+    Exchange exchange(group, config, options_of(group));
+    test::run_in_streams_of_their_own(exchange, group);
   });
 }
 

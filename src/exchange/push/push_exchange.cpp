@@ -49,8 +49,11 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   require(config.reduce != Reduce::kPerHost || hosts_ != nullptr, Errc::kNotSupported,
           "exchange: reduce is per_host for GPUs of one host, must be per_rank or per_expert");
   make_window(slots_[0]);
-  room_ = GpuRoom(cuda::num_multiprocessors(), ranks_on_gpu(), shape_.config.max_in_flight,
-                  hosts_ != nullptr, options);
+  room_ = GpuRoom({.num_sms = cuda::num_multiprocessors(),
+                   .num_ranks = ranks_on_gpu(),
+                   .max_in_flight = shape_.config.max_in_flight,
+                   .num_message_sms = hosts_ != nullptr ? kMaxMessageCtas : 0},
+                  options);
   gpu_can_stream_ = cuda::gpu_can_stream();
   counts_behind_send_ = !is_shared_gpu() && hosts_ == nullptr && cuda::has_programmatic_launch();
   const bool shares_gpus =
@@ -224,6 +227,7 @@ void PushExchange::launch(const Slot& slot, cuda::Phases phases, Stream stream) 
 
 // The tokens' rows go last, so that whatever they share with other rows is left as they write it.
 void PushExchange::launch_kernels(const Slot& slot, cuda::Phases phases, Stream stream) {
+  room_.enter(index_of(slot), stream);
   gather_routing(slot, phases, stream);
   if (hosts_ != nullptr) {
     launch_over_hosts(slot, regions_of(slot.kernels, slot.dispatch),
@@ -241,7 +245,7 @@ void PushExchange::launch_kernels(const Slot& slot, cuda::Phases phases, Stream 
     cuda::launch_place_routing(routing, stream.get());
     if (hosts_ != nullptr) hosts_->list_returns(index_of(slot), routing, stream.get());
   }
-  room_.end(index_of(slot), stream);
+  room_.leave(index_of(slot), stream);
 }
 
 // Ranks that share a GPU may share a hardware queue: whatever follows a kernel that waits for a
@@ -318,6 +322,7 @@ void PushExchange::launch_return(const Slot& slot, const PushCombine& call, cuda
 
 void PushExchange::launch_return_kernels(const Slot& slot, const PushCombine& call,
                                          cuda::Phases phases, Stream stream) {
+  room_.enter(index_of(slot), stream);
   cuda::CombineArgs args = combine_args(slot.kernels, call);
   const KernelRoom room = room_.of(stream);
   GridRequest request = grid_request(slot, room, phases);
@@ -337,7 +342,7 @@ void PushExchange::launch_return_kernels(const Slot& slot, const PushCombine& ca
     sync_if_shared(phases, stream);
     cuda::launch_receive_weights(return_weights_args(slot.kernels, call), stream.get());
   }
-  room_.end(index_of(slot), stream);
+  room_.leave(index_of(slot), stream);
 }
 
 void PushExchange::release(const DispatchHandle& handle) {
