@@ -30,6 +30,8 @@ struct Case {
   bool returns_weights = false;  ///< every combine returns weights of rows
   bool goes_again = false;       ///< after each call also: dispatch_again, reopen, and routing only
   bool ids_are_i32 = false;      ///< type of the ids on the GPU
+  DType token_dtype = DType::kBF16;
+  bool gives_codes = false;           ///< tokens are quantized before they are dispatched
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool pads_output = false;           ///< the output has a row stride
   bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
@@ -69,7 +71,7 @@ inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, 
 /// What a rank gives to a call, on the host.
 struct Input {
   std::int64_t num_tokens = 0;
-  Tensor tokens;   ///< [T, H] bf16
+  Tensor tokens;   ///< [T, H]
   Tensor ids;      ///< [T, K] i64
   Tensor weights;  ///< [T, K]
 };
@@ -81,11 +83,11 @@ inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
   const auto seed = static_cast<std::uint64_t>(1000 * call + 10 * rank);
   Input in;
   in.num_tokens = c.num_tokens[static_cast<std::size_t>(rank + call) % c.num_tokens.size()];
-  in.tokens = Tensor(DType::kBF16, {in.num_tokens, config.hidden});
+  in.tokens = Tensor(c.token_dtype, {in.num_tokens, config.hidden});
   in.ids = Tensor(DType::kI64, {in.num_tokens, topk});
   in.weights = Tensor(DType::kF32, {in.num_tokens, topk});
   const std::uint64_t salted = seed + static_cast<std::uint64_t>(100'000 * salt);
-  fill(in.tokens.data(), DType::kBF16, in.num_tokens * config.hidden, salted, c.all_ones);
+  fill(in.tokens.data(), c.token_dtype, in.num_tokens * config.hidden, salted, c.all_ones);
   for (std::int64_t t = 0; t < in.num_tokens; ++t) {
     std::vector<bool> used(static_cast<std::size_t>(config.num_experts));
     for (std::int64_t k = 0; k < topk; ++k) {

@@ -167,6 +167,46 @@ std::vector<Case> scheme_cases() {
   return cases;
 }
 
+// Tokens of every dtype, also on the wire, and tokens that are codes already.
+std::vector<Case> token_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](Case c) {
+    c.num_calls = 2;
+    cases.push_back(c);
+    c.config.hidden = 612;
+    c.exact_messages = true;
+    c.none_share = 0.8;
+    cases.push_back(c);
+  };
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    QuantScheme same = schemes::kNone;
+    same.dtype = dtype;
+    for (const QuantScheme& scheme : {schemes::kNone, same, schemes::kFp8Block}) {
+      Case c = case_of(name_of(dtype), config_of(Layout::kExpanded, scheme, kPerRank));
+      c.token_dtype = dtype;
+      add(c);
+    }
+    Case gathered = case_of("gathered", config_of(Layout::kAllGather, same, Reduce::kPerHost));
+    gathered.token_dtype = dtype;
+    gathered.goes_again = true;
+    cases.push_back(gathered);
+  }
+  for (const char* name : {"fp8_block", "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_block",
+                           "nvfp4", "mxfp8"}) {
+    Case c = case_of(name, config_of(Layout::kCompact, *scheme_from_name(name), kPerRank));
+    c.gives_codes = true;
+    add(c);
+  }
+  Case again = case_of("codes_again", config_of(Layout::kBatched, schemes::kFp8Block, kPerRank));
+  again.gives_codes = true;
+  again.goes_again = true;
+  again.splits_phases = true;
+  again.config.max_in_flight = 2;
+  again.config.payload_bytes = {614};
+  cases.push_back(again);
+  return cases;
+}
+
 std::vector<Case> return_cases() {
   std::vector<Case> cases;
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
@@ -285,6 +325,8 @@ std::vector<Suite> suites() {
     }
   }
   suites.push_back({"schemes_01", kTwo, scheme_cases()});
+  suites.push_back({"tokens_01", kTwo, token_cases()});
+  suites.push_back({"tokens_201", kThree, token_cases()});
   suites.push_back({"returns_0101", kTwoTimesTwo, return_cases()});
   Case many =
       case_of("many_tokens", config_of(Layout::kExpanded, schemes::kFp8Block, kPerRank, 1152));

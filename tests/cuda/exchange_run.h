@@ -51,6 +51,8 @@ class ExchangeRun {
     Input in;
     std::vector<Tensor> payloads;
     Tensor scale;
+    Tensor codes;
+    Tensor scales;
     Call call;
   };
   /// The same on both devices.
@@ -132,6 +134,7 @@ class ExchangeRun {
       c.options.tensor_scale = given.scale;
     }
     c.options.routing_only = routing_only;
+    if (c_.gives_codes && !routing_only) quantize_tokens(given);
     for (const std::int64_t bytes : config_.payload_bytes) {
       if (routing_only) break;
       const std::int64_t num_tokens = given.in.num_tokens;
@@ -144,6 +147,24 @@ class ExchangeRun {
     return given;
   }
 
+  // Scales of one block after another, because a caller may have any strides.
+  void quantize_tokens(Given& given) const {
+    const QuantScheme& scheme = config_.scheme;
+    const std::int64_t num_tokens = given.in.num_tokens;
+    const bool has_scales = scheme.group != ScaleGroup::kTensor;
+    const std::int64_t num_scales = has_scales ? switchyard::num_scales(scheme, config_.hidden) : 1;
+    Call& c = given.call;
+    given.codes = Tensor(scheme.dtype, {num_tokens, config_.hidden});
+    given.scales = Tensor(scale_dtype(scheme), {num_scales, has_scales ? num_tokens : 1});
+    const TensorView scales = has_scales
+                                  ? TensorView(given.scales.data(), given.scales.view().dtype(),
+                                               {num_tokens, num_scales}, {1, num_tokens})
+                                  : TensorView(given.scales.data(), DType::kF32, {1});
+    quantize(c.tokens, scheme, given.codes, scales, Stream::host(), c.options.tensor_scale);
+    c.tokens = given.codes;
+    if (has_scales) c.options.scales = scales;
+  }
+
   Call on_gpu(const Call& host) {
     Call c;
     c.tokens = arena_.upload(host.tokens);
@@ -151,6 +172,7 @@ class ExchangeRun {
     c.ids = arena_.upload(c_.ids_are_i32 ? narrow_ids.view() : host.ids);
     c.weights = arena_.upload(host.weights);
     c.options.tensor_scale = arena_.upload(host.options.tensor_scale);
+    c.options.scales = arena_.upload(host.options.scales);
     c.options.routing_only = host.options.routing_only;
     for (const TensorView& payload : host.options.payloads) {
       c.options.payloads.push_back(arena_.upload(payload));
