@@ -138,13 +138,11 @@ void PushHosts::exchange_heads(const Crossing& of) {
   std::vector<LinkMessage> sent;
   std::vector<LinkMessage> received;
   for (std::size_t i = 0; i < others_.size(); ++i) {
-    std::byte* from = slot.sent + i * slot.message_stride + message.mode;
-    sent.push_back(
-        {rank_, map_.forwarder(rank_, others_[i]), from, static_cast<std::size_t>(kHeadBytes)});
+    std::byte* from = slot.sent + i * slot.message_stride;
+    add(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, {message.head()});
   }
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-    std::byte* to = slot.forwards[i].message + message.mode;
-    received.push_back({forwarded_[i], forwarded_[i], to, static_cast<std::size_t>(kHeadBytes)});
+    add(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, {message.head()});
   }
   cuda::EndStayArgs end = end_of_dispatch(slot, of.regions.back(), message);
   end.counts = counts.received;
@@ -154,28 +152,12 @@ void PushHosts::exchange_heads(const Crossing& of) {
   exchange(of.slot, kDispatch, end, sent, received, of.site);
 }
 
-void PushHosts::add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
-                               const DispatchMessage& form, const Packing& packing,
-                               std::uint32_t num_rows, const RowBlock& block) {
-  std::byte* const begin = message.data;
-  const auto add = [&](std::size_t offset, std::size_t num_bytes) {
-    message.data = begin + offset;
-    message.num_bytes = num_bytes;
-    to.push_back(message);
-  };
-  const bool is_whole = block.first == 0 && block.end == form.num_rows;
-  if (is_whole && !packing.is_exact) return add(0, form.num_bytes);
-  if (block.first == 0) {
-    const std::size_t head = packing.is_exact ? form.ids : form.mode;
-    add(head, form.regions[0].rows - head);
-  }
-  const auto first = static_cast<std::size_t>(block.first);
-  const auto count =
-      static_cast<std::size_t>(block.count(packing.is_exact ? num_rows : form.num_rows));
-  for (const CrossingRows& rows : form.regions) {
-    const auto stride = static_cast<std::size_t>(rows.stride);
-    add(rows.rows + first * stride, count * stride);
-    if (rows.has_scales()) add(rows.scales + first * rows.scale_bytes, count * rows.scale_bytes);
+void PushHosts::add(std::vector<LinkMessage>& to, const LinkMessage& message,
+                    const std::vector<MessagePiece>& pieces) {
+  for (const MessagePiece& piece : pieces) {
+    LinkMessage& added = to.emplace_back(message);
+    added.data += piece.offset;
+    added.num_bytes = piece.num_bytes;
   }
 }
 
@@ -190,12 +172,12 @@ void PushHosts::cross(const Crossing& of) {
     std::vector<LinkMessage> received;
     for (std::size_t i = 0; i < others_.size(); ++i) {
       std::byte* from = slot.sent + (packing.is_packed ? i * slot.message_stride : 0);
-      add_dispatched(sent, {rank_, map_.forwarder(rank_, others_[i]), from}, of.message, packing,
-                     counts.sent[i], blocks[b]);
+      add(sent, {rank_, map_.forwarder(rank_, others_[i]), from},
+          of.message.pieces(blocks[b], packing.rows(counts.sent[i])));
     }
     for (std::size_t i = 0; i < forwarded_.size(); ++i) {
-      add_dispatched(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message}, of.message,
-                     packing, counts.received[i], blocks[b]);
+      add(received, {forwarded_[i], forwarded_[i], slot.forwards[i].message},
+          of.message.pieces(blocks[b], packing.rows(counts.received[i])));
     }
     exchange(of.slot, kDispatch, end_of_dispatch(slot, of.regions.back(), of.message), sent,
              received, of.site);

@@ -78,6 +78,17 @@ DispatchMessage message_of(const std::vector<RowForm>& forms, const PushLayout& 
   return message;
 }
 
+bool is_whole(const RowBlock& block, std::int64_t num_rows) {
+  return block.first == 0 && block.end == num_rows;
+}
+
+// A block of `num_rows` rows that begin at `at`.
+MessagePiece rows_of(const RowBlock& block, std::int64_t num_rows, std::size_t at,
+                     std::size_t row_bytes) {
+  return {at + static_cast<std::size_t>(block.first) * row_bytes,
+          static_cast<std::size_t>(block.count(num_rows)) * row_bytes};
+}
+
 // Of any call.
 std::size_t largest_dispatch_bytes(const PushExchangeShape& shape, const CrossingRoom& room) {
   const std::int64_t max_tokens = shape.config.max_tokens_per_rank;
@@ -109,6 +120,33 @@ std::vector<RowBlock> row_blocks(std::int64_t num_rows, std::size_t num_bytes) {
 
 std::vector<RowBlock> DispatchMessage::blocks() const {
   return row_blocks(num_rows, is_routing ? 0 : num_bytes);
+}
+
+std::vector<MessagePiece> DispatchMessage::pieces(const RowBlock& block,
+                                                  const ExactRows& exact) const {
+  if (!exact && is_whole(block, num_rows)) return {{0, num_bytes}};
+  std::vector<MessagePiece> pieces;
+  if (block.first == 0) {
+    const std::size_t begin = exact ? ids : mode;
+    pieces.push_back({begin, regions[0].rows - begin});
+  }
+  for (const CrossingRows& part : regions) {
+    const auto stride = static_cast<std::size_t>(part.stride);
+    pieces.push_back(rows_of(block, exact.value_or(num_rows), part.rows, stride));
+    if (!part.has_scales()) continue;
+    pieces.push_back(rows_of(block, exact.value_or(num_rows), part.scales, part.scale_bytes));
+  }
+  return pieces;
+}
+
+std::vector<MessagePiece> ReturnMessage::pieces(const RowBlock& block,
+                                                const ExactRows& exact) const {
+  if (!exact && is_whole(block, num_rows)) return {{0, num_bytes}};
+  std::vector<MessagePiece> pieces{rows_of(block, exact.value_or(num_rows), 0, row_bytes)};
+  if (block.end == num_rows && num_records > 0) {
+    pieces.push_back({weights, static_cast<std::size_t>(num_records) * sizeof(std::uint64_t)});
+  }
+  return pieces;
 }
 
 DispatchMessage dispatch_message(const PushExchangeShape& shape, std::int64_t max_tokens,

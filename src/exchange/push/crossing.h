@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "exchange/push/push_shape.h"
@@ -58,6 +59,16 @@ struct CrossingRows {
   bool has_scales() const { return scale_bytes > 0; }
 };
 
+/// Bytes of a message that cross as one.
+struct MessagePiece {
+  std::size_t offset = 0;
+  std::size_t num_bytes = 0;
+
+  friend bool operator==(const MessagePiece&, const MessagePiece&) = default;
+};
+/// How many rows a message has if it is exact; none: it has its fixed size.
+using ExactRows = std::optional<std::int64_t>;
+
 struct DispatchMessage {
   std::size_t mode = 0;   ///< u32 of its sender, at the same place in every message
   std::size_t count = 0;  ///< u32, behind it: rows, where messages are packed
@@ -69,6 +80,10 @@ struct DispatchMessage {
   std::size_t num_bytes = 0;
 
   std::vector<RowBlock> blocks() const;
+  /// The mode and the count, which cross ahead of the rest if the message is exact.
+  MessagePiece head() const { return {mode, 2 * sizeof(std::uint32_t)}; }
+  /// What crosses with a block. Those without rows have no bytes.
+  std::vector<MessagePiece> pieces(const RowBlock& block, const ExactRows& exact = {}) const;
 };
 
 /// Of payloads and tokens; with `routing_only` of tokens, one vector of elements each.
@@ -86,6 +101,7 @@ struct ReturnMessage {
   std::size_t num_bytes = 0;
 
   std::vector<RowBlock> blocks() const { return row_blocks(num_rows, num_bytes); }
+  std::vector<MessagePiece> pieces(const RowBlock& block, const ExactRows& exact = {}) const;
 };
 
 /// Of a host with `host_size` ranks.

@@ -60,27 +60,6 @@ cuda::CallState PushHosts::summed_lists(std::size_t index, const cuda::CallState
   return lists;
 }
 
-void PushHosts::add_returned(std::vector<LinkMessage>& to, LinkMessage message,
-                             const ReturnMessage& form, const Packing& packing,
-                             std::uint32_t num_rows, const RowBlock& block) {
-  std::byte* const first = message.data;
-  const bool is_last = block.end == form.num_rows;
-  if (!packing.is_exact && block.first == 0 && is_last) {
-    message.num_bytes = form.num_bytes;
-    to.push_back(message);
-    return;
-  }
-  const auto count =
-      static_cast<std::size_t>(block.count(packing.is_exact ? num_rows : form.num_rows));
-  message.data = first + static_cast<std::size_t>(block.first) * form.row_bytes;
-  message.num_bytes = count * form.row_bytes;
-  to.push_back(message);
-  if (!is_last || form.num_records == 0) return;
-  message.data = first + form.weights;
-  message.num_bytes = static_cast<std::size_t>(form.num_records) * sizeof(std::uint64_t);
-  to.push_back(message);
-}
-
 ReturnMessage PushHosts::returned_by(int host, const PushDispatch& call) const {
   const auto size = static_cast<int>(map_.ranks_of(host).size());
   return return_message(shape_, size, call.max_tokens, room_);
@@ -161,8 +140,8 @@ void PushHosts::collect(const Returns& of, const RowBlock& block, const CountWor
       std::byte* const window = of.kernels.far_weights.base[source];
       cuda::launch_collect_weights(weights_args(of, of.out, window, forward.message), of.stream);
     }
-    add_returned(sent, {source, source, forward.message}, of.out, of.slot.packing,
-                 counts.received[i], block);
+    add(sent, {source, source, forward.message},
+        of.out.pieces(block, of.slot.packing.rows(counts.received[i])));
   }
 }
 
@@ -208,8 +187,8 @@ void PushHosts::pass_back(std::size_t index, const SlotKernels& kernels, const P
       const auto block = nth_block(of.in[i], b);
       if (!block) continue;
       std::byte* const to = slot.returned[static_cast<std::size_t>(others_[i])];
-      add_returned(received, {rank_, map_.forwarder(rank_, others_[i]), to}, of.in[i], slot.packing,
-                   counts.sent[i], *block);
+      add(received, {rank_, map_.forwarder(rank_, others_[i]), to},
+          of.in[i].pieces(*block, slot.packing.rows(counts.sent[i])));
     }
     slot.packed[b].record(stream);
     slot.packed[b].make_wait(slot.message_stream.get());

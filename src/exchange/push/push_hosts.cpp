@@ -164,27 +164,27 @@ WireBytes PushHosts::wire_bytes(std::size_t index, const PushDispatch& call, boo
   const CountWords& counts = counts_of(index);
   const DispatchMessage message = message_of(call);
   const ReturnMessage returned = returned_by(own_host(), call);
-  const LinkMessage any{.data = slot.sent};  // only sizes count
-  std::vector<LinkMessage> sent;
+  const auto size_of = [](const std::vector<MessagePiece>& pieces) {
+    std::size_t size = 0;
+    for (const MessagePiece& piece : pieces) size += piece.num_bytes;
+    return static_cast<std::int64_t>(size);
+  };
   WireBytes bytes;
   for (std::size_t i = 0; i < others_.size(); ++i) {
     for (const RowBlock& block : message.blocks()) {
-      add_dispatched(sent, any, message, slot.packing, counts.sent[i], block);
+      bytes.dispatch += size_of(message.pieces(block, slot.packing.rows(counts.sent[i])));
     }
-    if (slot.packing.is_exact) bytes.dispatch += kHeadBytes;
+    if (slot.packing.is_exact) bytes.dispatch += size_of({message.head()});
     if (gathers) {
       bytes.dispatch +=
           static_cast<std::int64_t>(routing_message(shape_, call.max_tokens).num_bytes);
     }
   }
-  for (const LinkMessage& each : sent) bytes.dispatch += static_cast<std::int64_t>(each.num_bytes);
-  sent.clear();
   for (std::size_t i = 0; i < forwarded_.size(); ++i) {
     for (const RowBlock& block : returned.blocks()) {
-      add_returned(sent, any, returned, slot.packing, counts.received[i], block);
+      bytes.combine += size_of(returned.pieces(block, slot.packing.rows(counts.received[i])));
     }
   }
-  for (const LinkMessage& each : sent) bytes.combine += static_cast<std::int64_t>(each.num_bytes);
   return bytes;
 }
 

@@ -128,6 +128,11 @@ class PushHosts final : public LinkWatch {
   struct Packing {
     bool is_packed = false;
     bool is_exact = false;
+
+    /// Of a message, where this many were counted.
+    ExactRows rows(std::uint32_t counted) const {
+      return is_exact ? ExactRows(counted) : ExactRows();
+    }
   };
   /// In host memory that the GPU writes: rows that cross.
   struct CountWords {
@@ -162,8 +167,6 @@ class PushHosts final : public LinkWatch {
     ReturnMessage out;              ///< to sources
     std::vector<ReturnMessage> in;  ///< by place in others_
   };
-  /// Of exact messages, what goes ahead of the rest: the mode and the count.
-  static constexpr std::int64_t kHeadBytes = 2 * sizeof(std::uint32_t);
   enum Operation : std::size_t { kDispatch, kCombine, kNumOperations };
   struct Stay {
     std::uint32_t number = 0;
@@ -184,14 +187,9 @@ class PushHosts final : public LinkWatch {
                         cudaStream_t stream) const;
   cuda::EndStayArgs end_of_dispatch(const Slot& slot, const cuda::DispatchArgs& own,
                                     const DispatchMessage& message) const;
-  /// Adds the pieces of a block of a message that begins at `message.data`, which has so many rows
-  /// if exact.
-  static void add_dispatched(std::vector<LinkMessage>& to, LinkMessage message,
-                             const DispatchMessage& form, const Packing& packing,
-                             std::uint32_t num_rows, const RowBlock& block);
-  static void add_returned(std::vector<LinkMessage>& to, LinkMessage message,
-                           const ReturnMessage& form, const Packing& packing,
-                           std::uint32_t num_rows, const RowBlock& block);
+  /// Adds pieces of a message that begins at `message.data`.
+  static void add(std::vector<LinkMessage>& to, const LinkMessage& message,
+                  const std::vector<MessagePiece>& pieces);
   std::size_t tokens_per_rank() const {
     return static_cast<std::size_t>(shape_.config.max_tokens_per_rank);
   }

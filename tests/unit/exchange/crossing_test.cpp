@@ -143,6 +143,54 @@ TEST(CrossingTest, RangesCountTheRowsThatThereAre) {
   EXPECT_TRUE(RowBlock{}.has(1 << 30));
 }
 
+using Pieces = std::vector<MessagePiece>;
+
+TEST(CrossingTest, ADispatchCrossesInPieces) {
+  const PushExchangeShape shape = shape_of(schemes::kFp8Block, 1024, Reduce::kPerRank);
+  const DispatchMessage message = dispatch_message(shape, kTokens, false);
+  const CrossingRows& payload = message.regions[0];
+  const CrossingRows& tokens = message.regions[1];
+  ASSERT_EQ(payload.stride, 624) << "39 vectors of 16 bytes hold 614";
+  ASSERT_EQ(tokens.stride, 1024);
+  ASSERT_EQ(tokens.scale_bytes, 8u * 4);
+  const auto expect = [&](const RowBlock& block, const ExactRows& exact, const Pieces& pieces) {
+    EXPECT_EQ(message.pieces(block, exact), pieces) << "from row " << block.first;
+  };
+  expect({0, kTokens}, {}, {{0, message.num_bytes}});
+  expect({0, 20}, {},
+         {{0, payload.rows},
+          {payload.rows, 20 * 624},
+          {tokens.rows, 20 * 1024},
+          {tokens.scales, 20 * 32}});
+  expect({20, kTokens}, {},
+         {{payload.rows + 20 * 624, 17 * 624},
+          {tokens.rows + 20 * 1024, 17 * 1024},
+          {tokens.scales + 20 * 32, 17 * 32}});
+  // Mode and count have crossed before.
+  EXPECT_EQ(message.head(), (MessagePiece{0, 8}));
+  const MessagePiece routing{message.ids, payload.rows - message.ids};
+  expect({0, kTokens}, 25,
+         {routing, {payload.rows, 25 * 624}, {tokens.rows, 25 * 1024}, {tokens.scales, 25 * 32}});
+  expect({20, kTokens}, 25,
+         {{payload.rows + 20 * 624, 5 * 624},
+          {tokens.rows + 20 * 1024, 5 * 1024},
+          {tokens.scales + 20 * 32, 5 * 32}});
+  expect({0, 20}, 0, {routing, {payload.rows, 0}, {tokens.rows, 0}, {tokens.scales, 0}});
+}
+
+TEST(CrossingTest, AReturnCrossesInPieces) {
+  const PushExchangeShape shape = shape_of(schemes::kNone, 256, Reduce::kPerRank);
+  const ReturnMessage message = return_message(shape, 2, kTokens);
+  ASSERT_EQ(message.row_bytes, 2u * 512);
+  const MessagePiece weights{message.weights, static_cast<std::size_t>(message.num_records) * 8};
+  EXPECT_EQ(message.pieces({0, kTokens}), (Pieces{{0, message.num_bytes}}));
+  EXPECT_EQ(message.pieces({0, 20}), (Pieces{{0, 20 * 1024}}));
+  EXPECT_EQ(message.pieces({20, kTokens}), (Pieces{{20 * 1024, 17 * 1024}, weights}));
+  EXPECT_EQ(message.pieces({0, kTokens}, 25), (Pieces{{0, 25 * 1024}, weights}));
+  EXPECT_EQ(message.pieces({20, kTokens}, 25), (Pieces{{20 * 1024, 5 * 1024}, weights}));
+  EXPECT_EQ(message.pieces({20, kTokens}, 3), (Pieces{{20 * 1024, 0}, weights}));
+}
+
 // One row for each rank of the host that may return one, or for each choice.
 TEST(CrossingTest, ReturnsHaveRoomForEveryPartialSum) {
   const PushExchangeShape per_rank = shape_of(schemes::kNone, 256, Reduce::kPerRank);
