@@ -143,11 +143,12 @@ class BenchRun {
             "bench: --stages needs kernels that record them, those of this build do not; configure "
             "with -DSWITCHYARD_STAGES=ON");
     report_.options = options_;
-    report_.engine = group_.engine_name();
     report_.date = today();
     report_.num_ranks = group_.size();
     report_.num_hosts = count_hosts(hosts_);
     report_.has_several_hosts = has_several_hosts(group_);
+    const bool has_nccl = options_.device == "cuda" && report_.has_several_hosts;
+    report_.engine = has_nccl ? "nccl" : group_.engine_name();
     report_.workload = shapes_.front().workload;
     report_.machine = target_->machine();
     report_.machine.emplace_back("processor", processor_text());

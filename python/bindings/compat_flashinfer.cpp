@@ -17,13 +17,15 @@ namespace {
 
 using flashinfer::MnnvlMoe;
 using flashinfer::MoeAlltoAll;
-using PyOneSided = PyCompat<MoeAlltoAll>;
+struct PyOneSided : PyCompat<MoeAlltoAll> {
+  Stream dispatched = Stream::default_of(device);  // of the last dispatch
+};
 using PyTwoSided = PyCompat<MnnvlMoe>;
 using PyPrepared = PyResult<MnnvlMoe, flashinfer::MoEAlltoallPrepared>;
 constexpr const char* kOneSided = "MoeAlltoAll";
 constexpr const char* kTwoSided = "MnnvlMoe";
 
-nb::list dispatch(const PyOneSided& self, nb::handle token_selected_experts,
+nb::list dispatch(PyOneSided& self, nb::handle token_selected_experts,
                   const std::vector<nb::object>& payloads, std::int64_t max_tokens,
                   std::optional<std::int32_t> invalid_expert_id, std::int32_t id_payload,
                   nb::handle stream_argument) {
@@ -38,6 +40,7 @@ nb::list dispatch(const PyOneSided& self, nb::handle token_selected_experts,
                                                .expert_id_payload_index = id_payload};
   const std::vector<TensorView> views =
       without_gil([&] { return moe->dispatch(ids, rows, max_tokens, stream, options); });
+  self.dispatched = stream;
   nb::list received;
   for (const TensorView& view : views) received.append(PyTensor{view, moe, stream});
   return received;
@@ -98,10 +101,10 @@ void bind_one_sided(nb::module_& m) {
           "__init__",
           [](PyOneSided* self, const PyGroup& group, nb::handle device, std::int64_t max_tokens,
              std::int32_t top_k, std::int32_t num_experts) {
-            new (self) PyOneSided(make_compat<MoeAlltoAll>(
+            new (self) PyOneSided{make_compat<MoeAlltoAll>(
                 group, device,
                 flashinfer::MoeAlltoAllOptions{
-                    .max_num_tokens = max_tokens, .top_k = top_k, .num_experts = num_experts}));
+                    .max_num_tokens = max_tokens, .top_k = top_k, .num_experts = num_experts})};
           },
           nb::arg("group"), nb::arg("device"), nb::arg("max_tokens"), nb::arg("top_k"),
           nb::arg("num_experts"),
@@ -113,7 +116,7 @@ void bind_one_sided(nb::module_& m) {
       .def_prop_ro("recv_counts",
                    [](const PyOneSided& self) {
                      const auto moe = self.live(kOneSided);
-                     return PyTensor{moe->recv_counts(), moe, Stream::default_of(self.device)};
+                     return PyTensor{moe->recv_counts(), moe, self.dispatched};
                    })
       .def("combine", &combine, nb::arg("payload"), nb::arg("stream").none() = nb::none())
       .def("close", [](PyOneSided& self) { self.object.close(kOneSided); });

@@ -251,6 +251,18 @@ __device__ __forceinline__ std::uint32_t cvt_f16x2(float low, float high) {
   return pair;
 }
 
+/// The larger of each of two; a number wins over NaN.
+__device__ __forceinline__ std::uint32_t max_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+__device__ __forceinline__ std::uint32_t max_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+
 /// Bytes of `a` and `b`, saturated, `b` the lowest, below the low half of `above`.
 __device__ __forceinline__ std::uint32_t pack_sat_s8(int a, int b, std::uint32_t above) {
   std::uint32_t bytes;

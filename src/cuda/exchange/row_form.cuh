@@ -32,6 +32,22 @@ __device__ __noinline__ inline void store_bytes(std::byte* to, int num_bytes,
   }
 }
 
+/// Loads aligned words.
+template <int kWords>
+__device__ __forceinline__ void load_words(const std::byte* from, std::uint32_t (&words)[kWords]) {
+  if constexpr (kWords >= 4) {
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+      words[4 * i] = four.x, words[4 * i + 1] = four.y;
+      words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+    }
+  } else {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    words[0] = two.x, words[1] = two.y;
+  }
+}
+
 /// Loads 16 elements of kBits each from `first` on; elements at `hidden` and beyond are 0.
 template <int kBits>
 __device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t first,
@@ -40,17 +56,7 @@ __device__ __forceinline__ void load_vec(const std::byte* row, std::int64_t firs
   constexpr int kWords = kBits / 2;
   const std::byte* from = row + first * kBits / 8;
   if (aligned && first + kVecElements <= hidden) {
-    if constexpr (kWords >= 4) {
-#pragma unroll
-      for (int i = 0; i < kWords / 4; ++i) {
-        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
-        words[4 * i] = four.x, words[4 * i + 1] = four.y;
-        words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
-      }
-    } else {
-      const uint2 two = *reinterpret_cast<const uint2*>(from);
-      words[0] = two.x, words[1] = two.y;
-    }
+    load_words(from, words);
     return;
   }
   const std::int64_t left = hidden - first < kVecElements ? hidden - first : kVecElements;
@@ -85,12 +91,39 @@ __device__ __forceinline__ void load_floats(const DispatchArgs& a, const std::by
   widen_vec(a.tokens.dtype, raw, x);
 }
 
+/// The largest magnitude that a lane finds in the first `num_elements` of an aligned row of bf16 or
+/// f16, a multiple of 16. Several chunks are on their way at once.
+__device__ __forceinline__ float vec_magnitude(DType dtype, const std::byte* row, int num_elements,
+                                               int lane) {
+  constexpr int kTogether = 4;
+  std::uint32_t amax = 0;
+#pragma unroll 1
+  for (int first = lane * kVecElements; first < num_elements; first += kTogether * kChunkElements) {
+    std::uint32_t raw[kTogether][8] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = first + i * kChunkElements;
+      if (at < num_elements) load_words(row + at * sizeof(std::uint16_t), raw[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+      for (const std::uint32_t pair : raw[i]) amax = max_magnitude2(dtype, amax, pair);
+    }
+  }
+  const float2 two = dtype == DType::kBF16 ? widen2_bf16(amax) : widen2_f16(amax);
+  return fmaxf(two.x, two.y);
+}
+
 /// The largest magnitude in a row, computed by one warp. NaNs are ignored.
 __device__ __forceinline__ float row_magnitude(const DispatchArgs& a, const std::byte* row,
                                                int lane) {
-  float amax = 0.0f;
+  const int hidden = static_cast<int>(a.layout.shape.hidden);
+  const bool are_vecs = a.tokens.are_aligned && a.tokens.dtype != DType::kF32;
+  const int num_in_vecs = are_vecs ? hidden / kVecElements * kVecElements : 0;
+  float amax = vec_magnitude(a.tokens.dtype, row, num_in_vecs, lane);
 #pragma unroll 1
-  for (int first = lane * kVecElements; first < a.layout.shape.hidden; first += kChunkElements) {
+  for (int first = num_in_vecs + lane * kVecElements; first < hidden; first += kChunkElements) {
     float x[16];
     load_floats(a, row, first, x);
 #pragma unroll

@@ -190,6 +190,13 @@ __device__ __forceinline__ float max_magnitude(float amax, float x) {
   return fmaxf(amax, fabsf(x));
 }
 
+/// The same for two elements of bf16 or f16.
+__device__ __forceinline__ std::uint32_t max_magnitude2(DType dtype, std::uint32_t amax,
+                                                        std::uint32_t pair) {
+  const std::uint32_t magnitudes = pair & 0x7FFF7FFFu;
+  return dtype == DType::kBF16 ? max_bf16x2(amax, magnitudes) : max_f16x2(amax, magnitudes);
+}
+
 /// The largest magnitude of elements as loaded from memory, as f32 bits. NaN counts as positive and
 /// larger than every number.
 template <DType kDType, int kWords>
