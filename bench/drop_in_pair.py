@@ -3,7 +3,7 @@
 """What a pair of DeepEP's low-latency calls costs through the drop-in module, beside the same pair in C++.
 
 The original returns each expert's row by itself, which is this library's contract `per_expert`. Each rank is a process with a GPU of its own. A CUDA graph of torch has PAIRS pairs, each with ids of its own, as
-the graph of `switchyard bench` has; a time is the median of its replays on the slowest rank, by pair. Prints one
+the graph of `switchyard bench` has, and scales lie as DeepEP's do; a time is the median of its replays on the slowest rank, by pair. Prints one
 JSON object.
 
 usage: bench/drop_in_pair.py [TOKENS ...]     in an environment with torch and the package with its CUDA module
@@ -88,7 +88,7 @@ def main():
     rows = []
     for form, scheme in FORMS.items():
         report = switchyard.bench(device="cuda", ranks=size, graph=True, op="pair", layout="batched", reduce="per_expert", scheme=scheme,
-                                  tokens=counts)
+                                  scales="row_major" if form == "bf16" else "column_major", tokens=counts)
         for row in report.rows:
             drop_in = max(times[f"{form} {row['tokens']}"] for times in ranks)
             rows.append({"form": form, "tokens": row["tokens"], "drop_in_us": round(drop_in, 2), "cpp_us": round(row["p50_us"], 2),

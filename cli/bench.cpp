@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <optional>
 
+#include "switchyard/scale_layout.h"
+
 #include "bench_html.h"
 #include "bench_report.h"
 #include "bench_run.h"
@@ -125,6 +127,9 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                              "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token",
                              "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
+  verb->add_option("--scales", options.scales, "how received scales lie")
+      ->check(CLI::IsMember({"row_major", "column_major", "column_major_aligned", "swizzled"}))
+      ->capture_default_str();
   verb->add_option("--returned", options.returned, "quantization of rows on the way back")
       ->check(
           CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
@@ -211,6 +216,7 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
   shape.operation = *measure::operation_from_name(options.op);
   shape.layout = *layout_from_name(options.layout);
   shape.scheme = *scheme_from_name(options.scheme);
+  shape.scale_layout = *scale_layout_from_name(options.scales);
   shape.returned = *scheme_from_name(options.returned);
   shape.gives_codes = options.codes;
   shape.reduce = *reduce_from_name(options.reduce);

@@ -24,8 +24,9 @@ struct BenchOptions {
   std::string op = "pair";
   std::string layout = "expanded";
   std::string scheme = "fp8_block";
-  std::string returned = "none";  ///< scheme of rows on the way back
-  bool codes = false;             ///< tokens are quantized before they are dispatched
+  std::string scales = "row_major";  ///< layout of received scales
+  std::string returned = "none";     ///< scheme of rows on the way back
+  bool codes = false;                ///< tokens are quantized before they are dispatched
   std::string reduce = "per_rank";
   std::string experts = "exact";  ///< of --op layer
   int micro_batches = 1;          ///< of --op layer

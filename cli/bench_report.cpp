@@ -166,6 +166,7 @@ nlohmann::ordered_json settings_of(const BenchOptions& options) {
   return {{"op", options.op},
           {"layout", options.layout},
           {"scheme", options.scheme},
+          {"scales", options.scales},
           {"returned", options.returned},
           {"codes", options.codes},
           {"reduce", options.reduce},
@@ -212,6 +213,7 @@ std::string floor_text(const measure::FloorModel& floor) {
 
 std::string formats_text(const BenchOptions& options) {
   std::string text = options.scheme == "none" ? "bf16" : options.scheme;
+  if (options.scales != "row_major") text += fmt::format(" with {} scales", options.scales);
   if (options.codes) text += " given as codes";
   if (options.returned != "none") text += fmt::format(", {} returned", options.returned);
   return text;

@@ -33,9 +33,9 @@ class BenchOracle {
   BenchOracle(const BenchShape& shape, std::int64_t iteration, int rank,
               ExpertFunction experts = scale_by_expert, SharedFunction shared = {});
 
-  /// Counts the elements that differ, bit by bit, from what must have arrived. Rows and scales are
-  /// contiguous [N, ...], scales row-major; scales are absent where the scheme has none and [1] for
-  /// per-tensor schemes. `num_rows`: [L] rows per expert.
+  /// Counts the elements that differ, bit by bit, from what must have arrived. Rows are
+  /// contiguous [N, ...], scales lie as the shape says; scales are absent where the scheme has none
+  /// and [1] for per-tensor schemes. `num_rows`: [L] rows per expert.
   std::int64_t count_wrong_received(const TensorView& rows, const TensorView& scales,
                                     std::span<const std::int32_t> num_rows) const;
 
@@ -52,6 +52,7 @@ class BenchOracle {
  private:
   class Rows;
   void place();
+  Tensor row_major_scales(const TensorView& rows, const TensorView& scales) const;
   void add_partial(const Rows& rows, int source, std::int64_t token, std::int32_t first,
                    std::int32_t last, std::span<float> sum) const;
   void expected_output(const Rows& rows, std::int64_t token, std::span<float> sum) const;

@@ -5,6 +5,8 @@
 #include <array>
 #include <set>
 
+#include "switchyard/scale_layout.h"
+
 #include "core/fail.h"
 #include "quant/scheme.h"
 
@@ -36,6 +38,7 @@ ExchangeConfig BenchShape::exchange_config() const {
   config.max_tokens_per_rank = max_tokens_per_rank();
   config.layout = layout;
   config.scheme = scheme;
+  config.scale_layout = scale_layout;
   config.combine_scheme = returned;
   config.reduce = reduce;
   return config;
@@ -78,6 +81,12 @@ void check_shape(const BenchShape& shape) {
   require(!shape.returned.is_quantized() || has_row_scales(shape.returned), Errc::kNotSupported,
           "bench: --returned {}, must be none or a scheme with scales in each row",
           name_of(shape.returned));
+  require(shape.scale_layout == ScaleLayout::kRowMajor ||
+              (has_row_scales(shape.scheme) && is_exchange(shape.operation)),
+          Errc::kInvalidArgument,
+          "bench: --scales {} with --scheme {} and --op {}, must be a scheme with scales in each "
+          "row and dispatch, combine or pair",
+          name_of(shape.scale_layout), name_of(shape.scheme), name_of(shape.operation));
   require(!shape.gives_codes || (shape.scheme.is_quantized() && is_exchange(shape.operation)),
           Errc::kInvalidArgument,
           "bench: --codes with --scheme {} and --op {}, must be a quantized scheme and dispatch, "

@@ -37,8 +37,9 @@ struct BenchShape {
   Operation operation = Operation::kPair;
   Layout layout = Layout::kExpanded;  ///< any except kAllGather
   QuantScheme scheme = schemes::kNone;
-  QuantScheme returned = schemes::kNone;  ///< of rows on the way back
-  bool gives_codes = false;               ///< tokens are quantized before they are dispatched
+  QuantScheme returned = schemes::kNone;              ///< of rows on the way back
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of received scales
+  bool gives_codes = false;  ///< tokens are quantized before they are dispatched
   Reduce reduce = Reduce::kPerRank;
   std::string experts = "exact";  ///< layer: the kind, as in make_experts
   int num_micro_batches = 1;      ///< layer: parts of each rank's tokens that run overlapped

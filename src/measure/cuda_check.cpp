@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Copies one iteration that is not timed to host memory and checks it there. Buffers have their
-// largest size on both sides; only received rows are copied.
+// largest size on both sides; only received rows, and all scales, are copied.
 
 #include <algorithm>
 
+#include "switchyard/scale_layout.h"
+
 #include "measure/bench_oracle.h"
 #include "measure/cuda_run.h"
+#include "quant/scheme.h"
 
 namespace switchyard::measure {
 namespace {
@@ -63,6 +66,26 @@ std::size_t row_bytes_of(const TensorView& view, std::int64_t num_rows) {
   return view.num_bytes() / static_cast<std::size_t>(num_rows);
 }
 
+// All of them, as they lie on the GPU.
+OwnedScales host_scales(DeviceMeter& meter, const BenchShape& shape, const ExpertRows& experts) {
+  const TensorView& from = experts.scales;
+  if (!from.has_value()) return {};
+  OwnedScales to;
+  if (!has_row_scales(shape.scheme)) {
+    to.memory = Tensor(from.dtype(), {from.num_elements()});
+    to.view = to.memory;
+  } else {
+    const std::int64_t in_row = num_scales(shape.scheme, shape.workload.hidden);
+    const TensorView& rows = experts.rows;
+    to = shape.layout == Layout::kBatched
+             ? make_batched_scales(from.dtype(), shape.scale_layout, rows.shape(0), rows.shape(1),
+                                   in_row)
+             : make_scales(from.dtype(), shape.scale_layout, rows.shape(0), in_row);
+  }
+  meter.queue().copy(to.memory.data(), from.data(), to.memory.view().num_bytes());
+  return to;
+}
+
 }  // namespace
 
 std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
@@ -77,18 +100,9 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   const Tensor rows = host_of(got.experts.rows);
   copy_rows(meter_, rows.data(), got.experts.rows.data(), row_bytes_of(got.experts.rows, num_rows_),
             extents);
-  Tensor scales;
-  if (got.experts.scales.has_value()) {
-    scales = host_of(got.experts.scales);
-    if (got.experts.scales.num_elements() == 1) {
-      meter_.queue().copy(scales.data(), got.experts.scales.data(), got.experts.scales.num_bytes());
-    } else {
-      copy_rows(meter_, scales.data(), got.experts.scales.data(),
-                row_bytes_of(got.experts.scales, num_rows_), extents);
-    }
-  }
+  const OwnedScales scales = host_scales(meter_, shape_, got.experts);
   std::int64_t wrong = oracle.count_wrong_received(
-      rows, scales, download<std::int32_t>(meter_, got.experts.num_rows));
+      rows, scales.view, download<std::int32_t>(meter_, got.experts.num_rows));
 
   const Tensor results = oracle.results(num_rows_);
   copy_rows(meter_, results_.get(), results.data(), row_bytes_of(results, num_rows_), extents);

@@ -56,6 +56,7 @@ TEST(BenchTest, JsonHasMachineSettingsConstantsAndRows) {
   EXPECT_EQ(json["workload"]["topk"], 4);
   EXPECT_EQ(json["settings"]["op"], "pair");
   EXPECT_EQ(json["settings"]["runs"], 30);
+  EXPECT_EQ(json["settings"]["scales"], "row_major");
   EXPECT_EQ(json["settings"]["returned"], "none");
   EXPECT_EQ(json["settings"]["codes"], false);
   EXPECT_EQ(json["settings"]["shared_experts"], 0);
@@ -95,6 +96,9 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--op", "pair", "--layout", "batched", "--max-tokens", "50"},
       {"--op", "combine", "--layout", "by_rank", "--max-tokens", "50", "--engine", "local"},
       {"--codes", "--returned", "fp8_block", "--scheme", "fp8_ue8m0_deepep"},
+      {"--scales", "column_major", "--layout", "batched", "--reduce", "per_expert"},
+      {"--scales", "column_major_aligned", "--layout", "compact", "--engine", "local"},
+      {"--scales", "swizzled", "--scheme", "nvfp4", "--layout", "batched"},
       {"--op", "layer", "--returned", "int8_block", "--layout", "compact"},
       {"--op", "layer", "--shared-experts", "2", "--micro-batches", "2"},
   };
@@ -222,6 +226,8 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
                      "must be --layout batched");
   expect_usage_error({"--shared-experts", "1"}, "--shared-experts 1 with --op pair");
   expect_usage_error({"--returned", "nvfp4"}, "--returned");
+  expect_usage_error({"--scales", "column_major", "--scheme", "fp8_tensor"},
+                     "--scales column_major with --scheme fp8_tensor and --op pair");
   expect_usage_error({"--codes", "--scheme", "none"}, "--codes with --scheme none");
   expect_usage_error({"--codes", "--op", "layer"}, "must be a quantized scheme and dispatch");
   expect_usage_error({"--op", "layer", "--experts", "onednn", "--returned", "fp8_block"},
@@ -275,6 +281,8 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--op", "pair", "--layout", "batched", "--graph", "--max-tokens", "300"},
       {"--codes", "--returned", "fp8_block", "--graph"},
       {"--codes", "--scheme", "int8_token", "--returned", "mxfp8", "--layout", "compact"},
+      {"--scales", "column_major", "--layout", "batched", "--reduce", "per_expert", "--graph"},
+      {"--scales", "swizzled", "--scheme", "mxfp8"},
   };
   for (Arguments arguments : cases) {
     arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-"});
