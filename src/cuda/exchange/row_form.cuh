@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "cuda/exchange/exchange_args.h"
 #include "cuda/exchange/wire_form.h"
@@ -281,13 +280,12 @@ struct ChunkCodes {
                                               int lane, float amax, const float (&x)[16],
                                               std::uint32_t (&words)[kWords],
                                               std::uint8_t* scales) {
-    if constexpr (kScheme.group == ScaleGroup::kTensor) {
-      amax = std::numeric_limits<float>::infinity();
-    }
-    if constexpr (kIsBlock) {
+    if constexpr (kScheme.group != ScaleGroup::kToken) {
       amax = 0.0f;
 #pragma unroll
       for (int i = 0; i < 16; ++i) amax = max_magnitude(amax, x[i]);
+    }
+    if constexpr (kIsBlock) {
 #pragma unroll
       for (int mask = 1; mask < kLanesPerBlock; mask *= 2) {
         amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, mask));
