@@ -18,14 +18,16 @@ namespace switchyard {
 
 /// Whether rows should bypass the last-level cache, because it cannot keep them until they are
 /// read: then no line is fetched only to be overwritten. `bytes` is what each of `num_ranks` ranks
-/// of this host writes in one operation.
+/// of this host writes in one operation. A cache that is larger than kMost serves a whole socket
+/// and is slow: on an Intel Xeon with 480 MiB, streaming 118 MB saves 5 % of a dispatch and 10 % of
+/// a combine.
 inline bool wants_streaming(std::size_t bytes, int num_ranks) {
-  static const std::size_t cache_bytes = [] {
-    constexpr long kUnknown = 32L << 20;
-    const long bytes_of_cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return static_cast<std::size_t>(bytes_of_cache > 0 ? bytes_of_cache : kUnknown);
+  static const long cache_bytes = [] {
+    constexpr long kMost = 32L << 20;
+    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return found > 0 ? std::min(found, kMost) : kMost;
   }();
-  return bytes * static_cast<std::size_t>(num_ranks) > cache_bytes;
+  return bytes * static_cast<std::size_t>(num_ranks) > static_cast<std::size_t>(cache_bytes);
 }
 
 /// Copies one row to several places. Streaming stores need aligned rows; others are copied by

@@ -186,7 +186,8 @@ def test_mpi_communicators(run_program):
         pytest.skip("mpi4py or mpirun is not installed")
     code, out, errors = run_program("""
         import subprocess, sys
-        source = "from mpi4py import MPI; import switchyard; group = switchyard.Group.from_mpi(MPI.COMM_WORLD); print(group.rank, group.size)"
+        source = ("from mpi4py import MPI; import os, switchyard; group = switchyard.Group.from_mpi(MPI.COMM_WORLD); "
+                  "os.write(1, b'%d %d\\\\n' % (group.rank, group.size))")
         sys.exit(subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-c", source]).returncode)
     """)
     assert code == 0 and sorted(out.split()) == ["0", "1", "2", "2"], errors
@@ -292,6 +293,7 @@ def test_mpi_communicators_of_several_hosts(run_program):
     code, out, errors = run_program("""
         import subprocess, sys
         source = '''
+        import os
         from mpi4py import MPI
         import switchyard
         from switchyard import groups
@@ -303,7 +305,7 @@ def test_mpi_communicators_of_several_hosts(run_program):
         else:
             with switchyard.Group.from_mpi(world.Split(0, -world.rank), timeout_ms=20000) as group:
                 group.barrier()
-                print(group.engine, group.rank == 3 - world.rank, group.host_size)
+                os.write(1, f"{group.engine} {group.rank == 3 - world.rank} {group.host_size}\\\\n".encode())
         '''
         import textwrap
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", sys.executable, "-c", textwrap.dedent(source)]
