@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block of elements is summed over all rows in registers, then rounded from a buffer in L1. Each
-// row is read once, and nothing but the result is written.
+// A few vectors at a time are summed over all rows in registers. From bf16 to bf16, the way of
+// nearly every exchange, they are also rounded there; between other types they are rounded from a
+// buffer in L1. Each row is read once, and nothing but the result is written.
 #include "cpu/weigh_reduce.h"
 
 #include <algorithm>
@@ -124,6 +125,70 @@ HWY_ATTR void sum_block(const WeighReduceRows& in, std::int64_t first, std::int6
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// A 32-bit lane holds two adjacent bf16, `low` and `high`, so nothing is shuffled.
+struct Bf16Pairs {
+  V low;
+  V high;
+};
+
+using Words = hn::ScalableTag<std::uint32_t>;
+using VecWords = hn::Vec<Words>;
+
+HWY_INLINE VecWords load_words(const std::uint16_t* x) {
+  return hn::BitCast(Words(), hn::LoadU(hn::Repartition<std::uint16_t, Words>(), x));
+}
+
+HWY_INLINE void add_words(Floats d, const float* weight, VecWords words, Bf16Pairs& sum) {
+  const VecWords high = hn::And(words, hn::Set(Words(), 0xFFFF0000u));
+  sum.low = add_row(d, weight, hn::BitCast(d, hn::ShiftLeft<16>(words)), sum.low);
+  sum.high = add_row(d, weight, hn::BitCast(d, high), sum.high);
+}
+
+// The upper half of each lane is the sum as bf16, rounded to nearest, ties to even.
+HWY_INLINE VecWords round_upper_half(Floats d, V sum) {
+  const V nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+  const VecWords bits = hn::BitCast(Words(), hn::IfThenElse(hn::IsNaN(sum), nan, sum));
+  const VecWords odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Words(), 1u));
+  return hn::Add(bits, hn::Add(odd, hn::Set(Words(), 0x7FFFu)));
+}
+
+HWY_INLINE void store_pairs(Floats d, const Bf16Pairs& sum, std::uint16_t* out) {
+  const VecWords low = hn::ShiftRight<16>(round_upper_half(d, sum.low));
+  const VecWords high = hn::And(round_upper_half(d, sum.high), hn::Set(Words(), 0xFFFF0000u));
+  const hn::Repartition<std::uint16_t, Words> halves;
+  hn::StoreU(hn::BitCast(halves, hn::Or(low, high)), halves, out);
+}
+
+// Sums and rounds whole steps of two vectors; returns the number of elements done.
+HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows& in, std::int64_t hidden,
+                                  std::uint16_t* out) {
+  const Floats d;
+  const auto vector = static_cast<std::ptrdiff_t>(2 * hn::Lanes(d));
+  std::int64_t at = 0;
+  for (; at + 2 * vector <= hidden; at += 2 * vector) {
+    Bf16Pairs a = {hn::Zero(d), hn::Zero(d)};
+    Bf16Pairs b = a;
+    for (int i = 0; i < in.num_rows; ++i) {
+      const auto* x = static_cast<const std::uint16_t*>(in.rows[i]) + at;
+      const float* weight = in.weights == nullptr ? nullptr : in.weights + i;
+      for (std::ptrdiff_t line = 0; line < 2 * vector; line += kElementsPerLine<LoadBF16>) {
+        hwy::Prefetch(reinterpret_cast<const char*>(x + line) + kBytesAhead);
+      }
+      add_words(d, weight, load_words(x), a);
+      add_words(d, weight, load_words(x + vector), b);
+    }
+    store_pairs(d, a, out + at);
+    store_pairs(d, b, out + at + vector);
+  }
+  return at;
+}
+#else
+HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows&, std::int64_t, std::uint16_t*) {
+  return 0;
+}
+#endif
+
 HWY_ATTR void sum_f32(const WeighReduceRows& in, std::int64_t first, std::int64_t n, float* sum) {
   sum_block<LoadF32>(in, first, n, sum);
 }
@@ -146,6 +211,7 @@ namespace {
 HWY_EXPORT(sum_f32);
 HWY_EXPORT(sum_bf16);
 HWY_EXPORT(sum_f16);
+HWY_EXPORT(reduce_bf16);
 
 void sum_rows(DType dtype, const WeighReduceRows& in, std::int64_t first, std::int64_t count,
               float* sum) {
@@ -176,9 +242,14 @@ void weigh_reduce_row(const void* const* rows, DType row_dtype, const float* wei
                       std::int64_t hidden, void* out, DType out_dtype) {
   constexpr std::int64_t kBlock = 1024;
   HWY_ALIGN_MAX float sum[kBlock];
-  for (std::int64_t first = 0; first < hidden; first += kBlock) {
+  const WeighReduceRows in = {rows, weights, num_rows};
+  std::int64_t first = 0;
+  if (row_dtype == DType::kBF16 && out_dtype == DType::kBF16) {
+    first = HWY_DYNAMIC_DISPATCH(reduce_bf16)(in, hidden, static_cast<std::uint16_t*>(out));
+  }
+  for (; first < hidden; first += kBlock) {
     const std::int64_t count = std::min(kBlock, hidden - first);
-    sum_rows(row_dtype, {rows, weights, num_rows}, first, count, sum);
+    sum_rows(row_dtype, in, first, count, sum);
     round_to(out_dtype, sum, first, count, out);
   }
 }
