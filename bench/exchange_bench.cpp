@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Dispatch and combine of engines shm and local, compared with two yardsticks from the same run:
-// the time to copy half of the bytes that the exchange must read and write (a copy reads as much as
-// it writes), with one thread per rank, and Open MPI moving the same de-duplicated rows. One
-// iteration is one call, timed on the slowest rank.
+// the time that one thread per rank takes to read and write as many bytes as the exchange must
+// (MemoryFloor), and Open MPI moving the same de-duplicated rows. One iteration is one call, timed
+// on the slowest rank.
 //   of_floor  floor / time, both medians     vs_mpi  MPI's time / time, both medians
 // Needs memory for the largest shape; shapes over 60 % of what is available are skipped, by name.
 
@@ -107,7 +107,8 @@ void report(benchmark::State& state, const ExchangeCase& test, const std::string
   state.counters["min_us"] = *fastest;
   state.counters["max_us"] = *slowest;
   state.counters["us_per_token"] = us / static_cast<double>(test.num_tokens);
-  state.counters["bytes_per_rank"] = times.at(operation + "_bytes")[0];
+  state.counters["bytes_read"] = times.at(operation + "_read")[0];
+  state.counters["bytes_written"] = times.at(operation + "_written")[0];
   state.counters["floor_us"] = median(times.at(operation + "_floor"));
   state.counters["of_floor"] = median(times.at(operation + "_floor")) / us;
   const auto mpi = times.find("mpi_" + operation);

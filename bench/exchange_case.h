@@ -17,7 +17,10 @@
 
 #include "core/aligned_buffer.h"
 #include "core/clock.h"
+#include "core/fence.h"
 #include "core/random.h"
+#include "core/round_up.h"
+#include "cpu/copy_rows.h"
 #include "plan/routing.h"
 
 namespace switchyard::bench {
@@ -100,14 +103,18 @@ inline void fill_tokens(std::uint16_t* tokens, std::int64_t num_elements) {
   }
 }
 
-/// Bytes that one rank would copy in the time that its reads and writes take, whatever the method:
-/// half of both (measure/traffic.cpp says which).
-struct CopiedBytes {
-  std::int64_t dispatch = 0;
-  std::int64_t combine = 0;
+/// What one rank must read and write, whatever the method (measure/traffic.cpp says which).
+struct MovedBytes {
+  std::int64_t read = 0;
+  std::int64_t written = 0;
 };
 
-inline CopiedBytes copied_bytes(const ExchangeCase& test, int rank, std::int64_t wire_row_bytes) {
+struct PairBytes {
+  MovedBytes dispatch;
+  MovedBytes combine;
+};
+
+inline PairBytes moved_bytes(const ExchangeCase& test, int rank, std::int64_t wire_row_bytes) {
   std::vector<std::vector<std::uint16_t>> ids(static_cast<std::size_t>(test.num_ranks));
   std::vector<RankRouting> table;
   for (int r = 0; r < test.num_ranks; ++r) {
@@ -141,24 +148,56 @@ inline CopiedBytes copied_bytes(const ExchangeCase& test, int rank, std::int64_t
   }
   const auto placed = static_cast<std::int64_t>(receive.placements.size());
   const std::int64_t wide_row = test.hidden * 2;
-  CopiedBytes bytes;
-  bytes.dispatch =
-      (test.num_tokens * wide_row + (arrived + published + placed) * wire_row_bytes) / 2;
-  bytes.combine = (placed + arriving_home + returned + test.num_tokens) * wide_row / 2;
-  return bytes;
+  return {{test.num_tokens * wide_row + arrived * wire_row_bytes,
+           (published + placed) * wire_row_bytes},
+          {(placed + arriving_home) * wide_row, (returned + test.num_tokens) * wide_row}};
 }
 
-/// Copies `bytes` within its own memory: what this core can achieve.
-class CopyFloor {
+/// Reads and writes as many bytes of its own memory as a call must: what this core can achieve. It
+/// copies where both go together, and only reads or only writes the rest. Writes go through the
+/// caches or past them; whichever is faster is the floor.
+class MemoryFloor {
  public:
-  explicit CopyFloor(std::int64_t bytes)
-      : from_(static_cast<std::size_t>(bytes)), to_(static_cast<std::size_t>(bytes)) {
+  explicit MemoryFloor(const MovedBytes& bytes)
+      : from_(rounded(bytes.read)), to_(rounded(bytes.written)) {
     std::memset(from_.data(), 1, from_.size_bytes());
     std::memset(to_.data(), 2, to_.size_bytes());
   }
-  void run() { std::memcpy(to_.data(), from_.data(), from_.size_bytes()); }
+
+  void run(bool streaming) {
+    const std::size_t copied = std::min(from_.size_bytes(), to_.size_bytes());
+    for (std::size_t at = 0; at < copied; at += kPiece) write(from_.data() + at, at, streaming);
+    read_from(copied);
+    alignas(64) static constexpr std::byte kZeros[kPiece] = {};
+    for (std::size_t at = copied; at < to_.size_bytes(); at += kPiece) write(kZeros, at, streaming);
+    if (streaming) streaming_store_fence();
+  }
 
  private:
+  // A piece stays in the first-level cache.
+  static constexpr std::size_t kPiece = 16384;
+
+  static std::size_t rounded(std::int64_t bytes) {
+    return align_up(static_cast<std::size_t>(bytes), kPiece);
+  }
+
+  void read_from(std::size_t begin) {
+    const auto* words = from_.as<std::uint64_t>();
+    const std::size_t end = from_.size_bytes() / sizeof(*words);
+    std::uint64_t all = 0;
+    for (std::size_t i = begin / sizeof(*words); i < end; ++i) all ^= words[i];
+    volatile std::uint64_t sink = all;
+    static_cast<void>(sink);
+  }
+
+  void write(const std::byte* from, std::size_t at, bool streaming) {
+    if (streaming) {
+      copy_row_streaming(from, to_.data() + at, kPiece);
+    } else {
+      std::memcpy(to_.data() + at, from, kPiece);
+    }
+  }
+
   AlignedBuffer from_;
   AlignedBuffer to_;
 };

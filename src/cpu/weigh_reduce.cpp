@@ -33,6 +33,8 @@ struct WeighReduceRows {
   int num_rows;
 };
 
+constexpr int kNoInnerSum = -1;
+
 }  // namespace switchyard
 #endif
 
@@ -153,6 +155,13 @@ HWY_INLINE VecWords round_upper_half(Floats d, V sum) {
   return hn::Add(bits, hn::Add(odd, hn::Set(Words(), 0x7FFFu)));
 }
 
+// The same as two f32.
+HWY_INLINE Bf16Pairs round_pairs(Floats d, const Bf16Pairs& sum) {
+  const VecWords upper = hn::Set(Words(), 0xFFFF0000u);
+  return {hn::BitCast(d, hn::And(round_upper_half(d, sum.low), upper)),
+          hn::BitCast(d, hn::And(round_upper_half(d, sum.high), upper))};
+}
+
 HWY_INLINE void store_pairs(Floats d, const Bf16Pairs& sum, std::uint16_t* out) {
   const VecWords low = hn::ShiftRight<16>(round_upper_half(d, sum.low));
   const VecWords high = hn::And(round_upper_half(d, sum.high), hn::Set(Words(), 0xFFFF0000u));
@@ -160,31 +169,64 @@ HWY_INLINE void store_pairs(Floats d, const Bf16Pairs& sum, std::uint16_t* out) 
   hn::StoreU(hn::BitCast(halves, hn::Or(low, high)), halves, out);
 }
 
-// Sums and rounds whole steps of two vectors; returns the number of elements done.
-HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows& in, std::int64_t hidden,
-                                  std::uint16_t* out) {
+// What one step sums: two vectors.
+struct Bf16Step {
+  Bf16Pairs first;
+  Bf16Pairs second;
+};
+
+HWY_INLINE Bf16Step zero_step(Floats d) {
+  const Bf16Pairs zero = {hn::Zero(d), hn::Zero(d)};
+  return {zero, zero};
+}
+
+HWY_INLINE const float* weight_of(const WeighReduceRows& in, int row) {
+  return in.weights == nullptr ? nullptr : in.weights + row;
+}
+
+HWY_INLINE void add_step(Floats d, const WeighReduceRows& in, int row, std::int64_t at,
+                         Bf16Step& sum) {
+  const auto vector = static_cast<std::ptrdiff_t>(2 * hn::Lanes(d));
+  const auto* x = static_cast<const std::uint16_t*>(in.rows[row]) + at;
+  for (std::ptrdiff_t line = 0; line < 2 * vector; line += kElementsPerLine<LoadBF16>) {
+    hwy::Prefetch(reinterpret_cast<const char*>(x + line) + kBytesAhead);
+  }
+  add_words(d, weight_of(in, row), load_words(x), sum.first);
+  add_words(d, weight_of(in, row), load_words(x + vector), sum.second);
+}
+
+HWY_INLINE void add_pairs(Floats d, const float* weight, const Bf16Pairs& row, Bf16Pairs& sum) {
+  sum.low = add_row(d, weight, row.low, sum.low);
+  sum.high = add_row(d, weight, row.high, sum.high);
+}
+
+// Sums and rounds whole steps; returns the number of elements done. Row `inner_at` is the sum of
+// `inner`.
+HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows& in, const WeighReduceRows& inner,
+                                  int inner_at, std::int64_t hidden, std::uint16_t* out) {
   const Floats d;
   const auto vector = static_cast<std::ptrdiff_t>(2 * hn::Lanes(d));
   std::int64_t at = 0;
   for (; at + 2 * vector <= hidden; at += 2 * vector) {
-    Bf16Pairs a = {hn::Zero(d), hn::Zero(d)};
-    Bf16Pairs b = a;
+    Bf16Step sum = zero_step(d);
     for (int i = 0; i < in.num_rows; ++i) {
-      const auto* x = static_cast<const std::uint16_t*>(in.rows[i]) + at;
-      const float* weight = in.weights == nullptr ? nullptr : in.weights + i;
-      for (std::ptrdiff_t line = 0; line < 2 * vector; line += kElementsPerLine<LoadBF16>) {
-        hwy::Prefetch(reinterpret_cast<const char*>(x + line) + kBytesAhead);
+      if (i != inner_at) {
+        add_step(d, in, i, at, sum);
+        continue;
       }
-      add_words(d, weight, load_words(x), a);
-      add_words(d, weight, load_words(x + vector), b);
+      Bf16Step part = zero_step(d);
+      for (int j = 0; j < inner.num_rows; ++j) add_step(d, inner, j, at, part);
+      add_pairs(d, weight_of(in, i), round_pairs(d, part.first), sum.first);
+      add_pairs(d, weight_of(in, i), round_pairs(d, part.second), sum.second);
     }
-    store_pairs(d, a, out + at);
-    store_pairs(d, b, out + at + vector);
+    store_pairs(d, sum.first, out + at);
+    store_pairs(d, sum.second, out + at + vector);
   }
   return at;
 }
 #else
-HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows&, std::int64_t, std::uint16_t*) {
+HWY_ATTR std::int64_t reduce_bf16(const WeighReduceRows&, const WeighReduceRows&, int, std::int64_t,
+                                  std::uint16_t*) {
   return 0;
 }
 #endif
@@ -245,13 +287,23 @@ void weigh_reduce_row(const void* const* rows, DType row_dtype, const float* wei
   const WeighReduceRows in = {rows, weights, num_rows};
   std::int64_t first = 0;
   if (row_dtype == DType::kBF16 && out_dtype == DType::kBF16) {
-    first = HWY_DYNAMIC_DISPATCH(reduce_bf16)(in, hidden, static_cast<std::uint16_t*>(out));
+    first = HWY_DYNAMIC_DISPATCH(reduce_bf16)(in, {}, kNoInnerSum, hidden,
+                                              static_cast<std::uint16_t*>(out));
   }
   for (; first < hidden; first += kBlock) {
     const std::int64_t count = std::min(kBlock, hidden - first);
     sum_rows(row_dtype, in, first, count, sum);
     round_to(out_dtype, sum, first, count, out);
   }
+}
+
+bool weigh_reduce_nested(const void* const* rows, const float* weights, int num_rows,
+                         const InnerSum& inner, std::int64_t hidden, std::uint16_t* out) {
+  constexpr std::int64_t kLongestStep = 64;
+  if (hidden % kLongestStep != 0) return false;
+  return HWY_DYNAMIC_DISPATCH(reduce_bf16)({rows, weights, num_rows},
+                                           {inner.rows, inner.weights, inner.num_rows}, inner.at,
+                                           hidden, out) == hidden;
 }
 
 }  // namespace switchyard

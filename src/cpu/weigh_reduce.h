@@ -20,4 +20,19 @@ namespace switchyard {
 void weigh_reduce_row(const void* const* rows, DType row_dtype, const float* weights, int num_rows,
                       std::int64_t hidden, void* out, DType out_dtype);
 
+/// A summand that is a sum itself: of `rows`, rounded to bf16.
+struct InnerSum {
+  int at = 0;  ///< in place of this row of the outer sum
+  const void* const* rows = nullptr;
+  const float* weights = nullptr;
+  int num_rows = 0;
+};
+
+/// The same sum of bf16 rows as bf16, where rows[inner.at] is not read: it is `inner`, which is
+/// never written. False, and nothing is written, if `hidden` is no multiple of 64 or there are no
+/// vectors.
+[[nodiscard]] bool weigh_reduce_nested(const void* const* rows, const float* weights, int num_rows,
+                                       const InnerSum& inner, std::int64_t hidden,
+                                       std::uint16_t* out);
+
 }  // namespace switchyard

@@ -200,7 +200,7 @@ class CpuExchange : public ExchangeBackend {
   const std::byte* result_row(const Slot& slot, std::int64_t row) const;
   bool is_in_wire_form(const Slot& slot) const;
   const std::byte* to_wire(const Slot& slot, std::int64_t row);
-  const std::byte* reduce_here(const Slot& slot, const Arrival& arrival);
+  void collect_own(const Slot& slot, const Arrival& arrival);
   const std::byte* share_of(const Slot& slot, const Arrival& arrival);
   std::int32_t column_of(const Slot& slot, const Arrival& arrival) const;
   void return_rows_to(Slot& slot, int owner);
@@ -213,6 +213,7 @@ class CpuExchange : public ExchangeBackend {
   void sum_tokens(const Slot& slot, const TensorView& output, const CombineOptions& options);
   void add_shared(const TensorView& shared, std::int64_t token, std::byte* row, DType dtype);
   void add_partials(const Slot& slot, std::int64_t token, const Arrival* own);
+  void add_own_share(const Slot& slot, const Arrival& own);
   void add_hosts(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                    const TensorView& topk_weights);

@@ -14,6 +14,7 @@ void PartialSum::clear() {
   dtypes_.clear();
   weights_.clear();
   num_wide_ = 0;
+  inner_ = nullptr;
 }
 
 void PartialSum::add(const void* row, DType dtype, float weight) {
@@ -42,6 +43,17 @@ float* PartialSum::new_wide_row() {
   return wide_[num_wide_++].as<float>();
 }
 
+void PartialSum::add_sum(PartialSum& inner, DType dtype, std::byte* row) {
+  inner_ = &inner;
+  inner_at_ = rows_.size();
+  inner_row_ = row;
+  add(row, dtype, 1.0f);
+}
+
+bool PartialSum::is_uniform(DType dtype) const {
+  return std::all_of(dtypes_.begin(), dtypes_.end(), [&](DType d) { return d == dtype; });
+}
+
 // For a sum of rows with different dtypes: f32 holds each of them exactly.
 void PartialSum::widen_all() {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -55,9 +67,19 @@ void PartialSum::widen_all() {
 }
 
 void PartialSum::sum(void* to, DType dtype) {
-  const bool is_mixed =
-      std::adjacent_find(dtypes_.begin(), dtypes_.end(), std::not_equal_to<>()) != dtypes_.end();
-  if (is_mixed) widen_all();
+  const DType row_dtype = dtypes_.empty() ? DType::kBF16 : dtypes_.front();
+  if (inner_ != nullptr) {
+    const bool is_bf16 = dtype == DType::kBF16 && is_uniform(dtype) && inner_->is_uniform(dtype);
+    const InnerSum inner = {static_cast<int>(inner_at_), inner_->rows_.data(),
+                            inner_->weights_.data(), static_cast<int>(inner_->rows_.size())};
+    if (is_bf16 &&
+        weigh_reduce_nested(rows_.data(), weights_.data(), static_cast<int>(rows_.size()), inner,
+                            hidden_, static_cast<std::uint16_t*>(to))) {
+      return;
+    }
+    inner_->sum(inner_row_, dtypes_[inner_at_]);
+  }
+  if (!is_uniform(row_dtype)) widen_all();
   weigh_reduce_row(rows_.data(), dtypes_.empty() ? DType::kBF16 : dtypes_.front(), weights_.data(),
                    static_cast<int>(rows_.size()), hidden_, to, dtype);
 }

@@ -25,6 +25,9 @@ class PartialSum {
                   float weight);
   /// The same, for a row that need not stay valid.
   void add_copy(const QuantScheme& scheme, const std::byte* row, const void* scales, float weight);
+  /// Adds the sum of `inner`, rounded to `dtype`. `inner` and `row`, a row of that dtype which may
+  /// be written, must stay valid until `sum`, and `inner` must not change.
+  void add_sum(PartialSum& inner, DType dtype, std::byte* row);
 
   /// to = round(sum of weight * row): a chain of f32 fma from +0, in the order in which rows were
   /// added, rounded once to `dtype`.
@@ -33,6 +36,7 @@ class PartialSum {
  private:
   float* new_wide_row();
   void widen_all();
+  bool is_uniform(DType dtype) const;
 
   std::int64_t hidden_;
   std::vector<const void*> rows_;
@@ -40,6 +44,9 @@ class PartialSum {
   std::vector<float> weights_;
   std::vector<AlignedBuffer> wide_;  ///< f32 rows, as many as any sum has needed
   std::size_t num_wide_ = 0;
+  PartialSum* inner_ = nullptr;
+  std::size_t inner_at_ = 0;
+  std::byte* inner_row_ = nullptr;
 };
 
 }  // namespace switchyard

@@ -50,15 +50,13 @@ const std::byte* CpuExchange::to_wire(const Slot& slot, std::int64_t row) {
   return share_.data();
 }
 
-// Sums this rank's rows of a token, k ascending, into share_, in wire form.
-const std::byte* CpuExchange::reduce_here(const Slot& slot, const Arrival& arrival) {
+// Puts this rank's rows of a token, k ascending, into own_sum_.
+void CpuExchange::collect_own(const Slot& slot, const Arrival& arrival) {
   own_sum_.clear();
   for (std::int32_t i = arrival.first; i < arrival.first + arrival.count; ++i) {
     const Placement& p = slot.receive().placements[static_cast<std::size_t>(i)];
     own_sum_.add(result_row(slot, p.row), slot.results.dtype(), slot.weight(i));
   }
-  round_to_wire(own_sum_, share_.data());
-  return share_.data();
 }
 
 void CpuExchange::round_to_wire(PartialSum& sum, std::byte* row) {
@@ -71,7 +69,10 @@ void CpuExchange::round_to_wire(PartialSum& sum, std::byte* row) {
 
 // This rank's partial sum of a token under per_rank or per_host, in wire form.
 const std::byte* CpuExchange::share_of(const Slot& slot, const Arrival& arrival) {
-  return is_expert_major(config_.layout) ? reduce_here(slot, arrival) : to_wire(slot, arrival.row);
+  if (!is_expert_major(config_.layout)) return to_wire(slot, arrival.row);
+  collect_own(slot, arrival);
+  round_to_wire(own_sum_, share_.data());
+  return share_.data();
 }
 
 void CpuExchange::combine_send(const CombineCall& call) {

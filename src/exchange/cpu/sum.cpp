@@ -153,11 +153,21 @@ void CpuExchange::add_shared(const TensorView& shared, std::int64_t token, std::
 void CpuExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
   for (const TokenRank& r : slot.routing->send.ranks_of(token)) {
     if (r.rank == rank_) {
-      add_wire(share_of(slot, *own), 1.0f);
+      add_own_share(slot, *own);
     } else {
       add_wire(next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k)), 1.0f);
     }
   }
+}
+
+void CpuExchange::add_own_share(const Slot& slot, const Arrival& own) {
+  const QuantScheme& wire = config_.combine_scheme;
+  if (!is_expert_major(config_.layout) || wire.is_quantized()) {
+    add_wire(share_of(slot, own), 1.0f);
+    return;
+  }
+  collect_own(slot, own);
+  partial_sum_.add_sum(own_sum_, wire.dtype, share_.data());
 }
 
 // per_host: hosts ascending; each the sum of what its ranks have, ascending, rounded once.

@@ -139,6 +139,48 @@ TEST(WeighReduceTest, EqualsTheScalarChainOnEveryTarget) {
   }
 }
 
+TEST(WeighReduceTest, NestedSumEqualsTheSumOfTheRoundedRow) {
+  const std::vector<float> weights = {0.5f, -1.25f, 3.0f, 0.1f};
+  for (const std::int64_t hidden : {64, 192, 7168}) {
+    for (const int num_inner : {0, 1, 4}) {
+      for (const int at : {0, 1, 2}) {
+        std::vector<Row> rows = awkward_rows(DType::kBF16, 3 + num_inner, hidden);
+        const std::vector<Row> inner_rows(rows.begin() + 3, rows.end());
+        rows.resize(3, Row(DType::kBF16, hidden));
+        std::vector<Row> flat = rows;
+        flat[static_cast<std::size_t>(at)] =
+            reduced(inner_rows, weights.data(), hidden, DType::kBF16, DType::kBF16);
+        const Row expected = expected_sum(flat, nullptr, hidden, DType::kBF16);
+        std::vector<const void*> pointers;
+        for (const Row& row : rows) pointers.push_back(row.bytes.data());
+        pointers[static_cast<std::size_t>(at)] = nullptr;
+        std::vector<const void*> inner_pointers;
+        for (const Row& row : inner_rows) inner_pointers.push_back(row.bytes.data());
+        const InnerSum inner = {at, inner_pointers.data(), weights.data(), num_inner};
+        int num_done = 0;
+        test::for_each_target([&] {
+          Row out(DType::kBF16, hidden);
+          if (!weigh_reduce_nested(pointers.data(), nullptr, 3, inner, hidden,
+                                   reinterpret_cast<std::uint16_t*>(out.bytes.data()))) {
+            return;
+          }
+          ++num_done;
+          ASSERT_EQ(out.bytes, expected.bytes) << hidden << ", " << num_inner << " at " << at;
+        });
+        EXPECT_GT(num_done, 0) << "no target has vectors";
+      }
+    }
+  }
+}
+
+TEST(WeighReduceTest, NestedSumOfOtherSizesIsLeftToTheCaller) {
+  Row row(DType::kBF16, 65);
+  const Row before = row;
+  EXPECT_FALSE(weigh_reduce_nested(nullptr, nullptr, 0, {}, 65,
+                                   reinterpret_cast<std::uint16_t*>(row.bytes.data())));
+  EXPECT_EQ(row.bytes, before.bytes);
+}
+
 TEST(WeighReduceTest, EveryF16CodeIsWidenedExactly) {
   Row row(DType::kF16, 65536);
   for (std::uint32_t code = 0; code < 65536; ++code) {
