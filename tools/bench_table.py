@@ -64,7 +64,7 @@ def shapes(results):
 
 def exchange_bench(results):
     lines = ["| engine, layout | wire, sums | ranks | tokens a rank | dispatch us (min-max) | combine us (min-max) "
-             "| of the copy floor | against Open MPI |",
+             "| of the floor | against Open MPI |",
              "|---|---|---:|---:|---:|---:|---:|---:|"]
     for (engine, layout, scheme, reduce, ranks, tokens), row in shapes(results).items():
         both = [row["dispatch"], row["combine"]]

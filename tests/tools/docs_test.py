@@ -58,7 +58,8 @@ def newest(kind):
 
 def least_to_most(numbers):
     numbers = list(numbers)
-    return f"{min(numbers):.0f} to {max(numbers):.0f}"
+    least, most = f"{min(numbers):.0f}", f"{max(numbers):.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 class DocsTest(unittest.TestCase):
