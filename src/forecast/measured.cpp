@@ -75,6 +75,10 @@ void require_known_rows(const JsonObject& object, const std::string& path) {
           "plan: {}: rows that return as {} and tokens given as codes are not predicted, must be "
           "of a run without --returned and --codes",
           path, returned);
+  const std::string scales = settings.text_or("scales", "row_major");
+  require(scales == "row_major", Errc::kNotSupported,
+          "plan: {}: rows whose scales lie {} are not predicted, must be of a run without --scales",
+          path, scales);
   const bool is_exact = settings.boolean_or("exact_messages", false);
   const std::int32_t capacity = settings.integer_or("host_capacity", 0, 0, kMax);
   require(!is_exact && capacity == 0, Errc::kNotSupported,

@@ -166,7 +166,9 @@ std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const Ten
     ++wrong;
   }
   const std::size_t unit = shape_.scheme.is_quantized() ? 1 : 2;
-  const Tensor row_major = row_major_scales(rows, scales);
+  const Tensor relaid = row_major_scales(rows, scales);
+  const std::byte* const row_major =
+      relaid.view().has_value() ? relaid.as<std::byte>() : scales.as<std::byte>();
   Rows want(shape_, iteration_);
   const Position* loaded = nullptr;
   for (const Position& p : positions_) {
@@ -177,19 +179,20 @@ std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const Ten
     const auto at = static_cast<std::size_t>(p.index);
     wrong += count_different(rows.as<std::byte>() + at * want.bytes().size(), want.bytes(), unit);
     if (want.scales().empty() || shape_.scheme.group == ScaleGroup::kTensor) continue;
-    wrong += count_different(row_major.as<std::byte>() + at * want.scales().size(), want.scales(),
+    wrong += count_different(row_major + at * want.scales().size(), want.scales(),
                              scale_bytes(shape_.scheme));
   }
   return wrong;
 }
 
-// Empty where rows have no scales of their own.
+// Empty where rows have no scales of their own, or have them in that layout already.
 Tensor BenchOracle::row_major_scales(const TensorView& rows, const TensorView& scales) const {
-  if (!has_row_scales(shape_.scheme)) return {};
+  if (!has_row_scales(shape_.scheme) || shape_.scale_layout == ScaleLayout::kRowMajor) return {};
   const std::int64_t row_bytes = shape_.workload.hidden * bits_of(shape_.scheme.dtype) / 8;
   const std::int64_t num_rows = static_cast<std::int64_t>(rows.num_bytes()) / row_bytes;
   const std::int64_t in_row = num_scales(shape_.scheme, shape_.workload.hidden);
   Tensor result(scales.dtype(), {num_rows, in_row});
+  if (num_rows == 0) return result;
   if (shape_.layout == Layout::kBatched) {
     const std::int64_t num_experts = scales.shape(0);
     relayout_scales(scales, TensorView(result.data(), scales.dtype(),

@@ -2,6 +2,7 @@
 
 #include "measure/bench_shape.h"
 
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -87,6 +88,13 @@ void check_shape(const BenchShape& shape) {
           "bench: --scales {} with --scheme {} and --op {}, must be a scheme with scales in each "
           "row and dispatch, combine or pair",
           name_of(shape.scale_layout), name_of(shape.scheme), name_of(shape.operation));
+  const std::vector<ScaleLayout> layouts = layouts_of(shape.scheme);
+  require(shape.scale_layout == ScaleLayout::kRowMajor ||
+              std::find(layouts.begin(), layouts.end(), shape.scale_layout) != layouts.end(),
+          Errc::kInvalidArgument,
+          "bench: --scales {} with --scheme {}, must be a layout that the scheme has: swizzled "
+          "needs scales of one byte",
+          name_of(shape.scale_layout), name_of(shape.scheme));
   require(!shape.gives_codes || (shape.scheme.is_quantized() && is_exchange(shape.operation)),
           Errc::kInvalidArgument,
           "bench: --codes with --scheme {} and --op {}, must be a quantized scheme and dispatch, "

@@ -63,14 +63,21 @@ void copy_rows(DeviceMeter& meter, void* to, const void* from, std::size_t row_b
 }
 
 std::size_t row_bytes_of(const TensorView& view, std::int64_t num_rows) {
-  return view.num_bytes() / static_cast<std::size_t>(num_rows);
+  return num_rows == 0 ? 0 : view.num_bytes() / static_cast<std::size_t>(num_rows);
 }
 
-// All of them, as they lie on the GPU.
-OwnedScales host_scales(DeviceMeter& meter, const BenchShape& shape, const ExpertRows& experts) {
+// As they lie on the GPU; of row-major ones, those of the rows in `extents`.
+OwnedScales host_scales(DeviceMeter& meter, const BenchShape& shape, const ExpertRows& experts,
+                        std::int64_t num_rows, const std::vector<Extent>& extents) {
   const TensorView& from = experts.scales;
   if (!from.has_value()) return {};
   OwnedScales to;
+  if (has_row_scales(shape.scheme) && shape.scale_layout == ScaleLayout::kRowMajor) {
+    to.memory = host_of(from);
+    to.view = to.memory;
+    copy_rows(meter, to.memory.data(), from.data(), row_bytes_of(from, num_rows), extents);
+    return to;
+  }
   if (!has_row_scales(shape.scheme)) {
     to.memory = Tensor(from.dtype(), {from.num_elements()});
     to.view = to.memory;
@@ -100,7 +107,7 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
   const Tensor rows = host_of(got.experts.rows);
   copy_rows(meter_, rows.data(), got.experts.rows.data(), row_bytes_of(got.experts.rows, num_rows_),
             extents);
-  const OwnedScales scales = host_scales(meter_, shape_, got.experts);
+  const OwnedScales scales = host_scales(meter_, shape_, got.experts, num_rows_, extents);
   std::int64_t wrong = oracle.count_wrong_received(
       rows, scales.view, download<std::int32_t>(meter_, got.experts.num_rows));
 

@@ -99,6 +99,7 @@ TEST(BenchTest, EveryOperationEngineLayoutAndRoutingIsRight) {
       {"--scales", "column_major", "--layout", "batched", "--reduce", "per_expert"},
       {"--scales", "column_major_aligned", "--layout", "compact", "--engine", "local"},
       {"--scales", "swizzled", "--scheme", "nvfp4", "--layout", "batched"},
+      {"--scales", "column_major", "--layout", "batched", "--ranks", "33", "--engine", "local"},
       {"--op", "layer", "--returned", "int8_block", "--layout", "compact"},
       {"--op", "layer", "--shared-experts", "2", "--micro-batches", "2"},
   };
@@ -228,6 +229,9 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--returned", "nvfp4"}, "--returned");
   expect_usage_error({"--scales", "column_major", "--scheme", "fp8_tensor"},
                      "--scales column_major with --scheme fp8_tensor and --op pair");
+  expect_usage_error(
+      {"--scales", "swizzled"},
+      "--scales swizzled with --scheme fp8_block, must be a layout that the scheme has");
   expect_usage_error({"--codes", "--scheme", "none"}, "--codes with --scheme none");
   expect_usage_error({"--codes", "--op", "layer"}, "must be a quantized scheme and dispatch");
   expect_usage_error({"--op", "layer", "--experts", "onednn", "--returned", "fp8_block"},
@@ -264,7 +268,7 @@ TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
 }
 
 // Needs a machine with GPUs; ranks share GPUs when there are fewer GPUs than ranks. Processes that
-// share one take turns of milliseconds, so all cases but the first have threads.
+// share one take turns of milliseconds, so all cases but the first have threads there.
 TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
   const Arguments cases[] = {
       {"--op", "pair", "--graph", "--baseline", "nccl"},
@@ -285,10 +289,9 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
       {"--scales", "column_major", "--layout", "batched", "--reduce", "per_expert", "--graph"},
       {"--scales", "swizzled", "--scheme", "mxfp8"},
   };
+  const char* engine = "shm";
   for (Arguments arguments : cases) {
-    const bool is_first = arguments == cases[0];
-    arguments.insert(arguments.end(),
-                     {"--device", "cuda", "--json", "-", "--engine", is_first ? "shm" : "local"});
+    arguments.insert(arguments.end(), {"--device", "cuda", "--json", "-", "--engine", engine});
     SCOPED_TRACE(testing::PrintToString(arguments));
     const CommandResult result = bench(arguments);
     if (result.exit_code == 3) GTEST_SKIP() << result.error;
@@ -296,6 +299,7 @@ TEST(BenchTest, CudaIsRightAndNamesTheMachine) {
     const nlohmann::json json = nlohmann::json::parse(result.output);
     EXPECT_EQ(json["device"], "cuda");
     EXPECT_TRUE(json["machine"].contains("heap")) << json["machine"];
+    if (json["machine"].contains("shared_gpu")) engine = "local";
     EXPECT_EQ(json["floors"][0]["bytes"], "wire");
     EXPECT_GT(json["floors"][0]["start_us"], 0);
     for (const auto& row : json["rows"]) {

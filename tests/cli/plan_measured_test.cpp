@@ -32,6 +32,10 @@ TEST(PlanMeasuredTest, WhatHasNoPredictionIsRefused) {
   file["settings"]["codes"] = true;
   expect_refused({"--measured", folder.write("codes.json", file.dump())}, phrase);
   file["settings"]["codes"] = false;
+  file["settings"]["scales"] = "column_major";
+  expect_refused({"--measured", folder.write("scales.json", file.dump())},
+                 "must be of a run without --scales");
+  file["settings"]["scales"] = "row_major";
   file["settings"]["shared_experts"] = 1;
   expect_refused({"--measured", folder.write("shared.json", file.dump())},
                  "must be of a run without --shared-experts");

@@ -68,10 +68,10 @@ class BatchOfOnes {
   Dispatched got_;
 };
 
-/// Each handle in a stream of its own, all in flight at once. Streams are held up by 200 us, others
-/// on every rank.
+/// Each handle in a stream of its own, all in flight at once. Each rank delays different streams,
+/// for longer than it takes to launch everything, so that kernels start in different orders.
 inline void run_in_streams_of_their_own(Exchange& exchange, const Group& group) {
-  constexpr std::int64_t kLateUs = 200;
+  constexpr std::int64_t kLateUs = 100'000;
   const ExchangeConfig& config = exchange.config();
   std::vector<std::unique_ptr<BatchOfOnes>> batches;
   for (int i = 0; i < config.max_in_flight; ++i) {

@@ -196,13 +196,26 @@ TEST_F(HostsTest, CallsThatDifferAreAnErrorInTime) {
 // The process of rank 1 does not end before rank 0 has the error.
 TEST_F(HostsTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
   constexpr std::int64_t kLongTimeoutMs = 60'000;
-  for (const bool has_dispatched : {false, true}) {
-    SCOPED_TRACE(has_dispatched ? "combine" : "dispatch");
+  struct Call {
+    const char* name;
+    std::function<void(ExchangeRank&, const Dispatched& earlier)> make;
+  };
+  const Call calls[] = {
+      {"dispatch", [](ExchangeRank& rank, const Dispatched&) { rank.dispatch(); }},
+      {"dispatch_again",
+       [](ExchangeRank& rank, const Dispatched& earlier) {
+         rank.exchange().dispatch_again(earlier.handle, rank.tokens(), {}, rank.stream());
+       }},
+      {"combine", [](ExchangeRank& rank, const Dispatched& earlier) { rank.combine(earlier); }},
+  };
+  for (const Call& call : calls) {
+    SCOPED_TRACE(call.name);
     Shared<std::atomic<int>> num_found;
     run_on_hosts(kTwo, [&](const Group& group) {
-      ExchangeRank rank(group, fault_config(), {.timeout_ms = kLongTimeoutMs});
-      Dispatched got;
-      if (has_dispatched) got = rank.dispatch();
+      ExchangeConfig config = fault_config();
+      config.max_in_flight = 2;
+      ExchangeRank rank(group, config, {.timeout_ms = kLongTimeoutMs, .keeps_routing = true});
+      const Dispatched earlier = rank.dispatch();
       rank.finish();
       group.barrier();
       const bool is_lost = group.rank() == 1;
@@ -212,7 +225,7 @@ TEST_F(HostsTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
       }
       const std::int64_t start = now_ns();
       const Error error = error_of([&] {
-        has_dispatched ? rank.combine(got) : rank.pair();
+        call.make(rank, earlier);
         rank.finish();
       });
       EXPECT_EQ(error.code(), Errc::kSystem) << error.what();

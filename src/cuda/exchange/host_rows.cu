@@ -165,7 +165,8 @@ __device__ __forceinline__ void visit_chunks(const ReturnedRowsArgs& a, const Vi
   }
 }
 
-// Unlike the others it waits, so it has the room of kernels that wait (exchange/push/gpu_room.h).
+// Unlike the others it waits, so it has the room of kernels that wait
+// (exchange/push/kernel_room.h).
 template <class Units>
 __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     collect_rows_kernel(const __grid_constant__ ReturnedRowsArgs a) {

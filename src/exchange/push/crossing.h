@@ -82,7 +82,7 @@ struct DispatchMessage {
   std::vector<RowBlock> blocks() const;
   /// The mode and the count, which cross ahead of the rest if the message is exact.
   MessagePiece head() const { return {mode, 2 * sizeof(std::uint32_t)}; }
-  /// What crosses with a block. Those without rows have no bytes.
+  /// What crosses with a block. A piece without rows has no bytes.
   std::vector<MessagePiece> pieces(const RowBlock& block, const ExactRows& exact = {}) const;
 };
 

@@ -5,7 +5,7 @@
 // Kernels of slot 0 are ordered before the dispatch that makes a stream the main one, because the
 // caller orders the calls of a slot. Those of other slots in the main stream before are, too: the
 // new one waits for them. Calls in side streams wait for the one before in their lane. Captured
-// calls do neither: the caller orders the graph, and keeps its branches to the number of lanes.
+// calls do neither: the caller orders the graph, which must not have more branches than lanes.
 #pragma once
 
 #include <cstddef>

@@ -4,15 +4,16 @@
 //
 // Kernels wait for their counterparts on other ranks, so those that can run at the same time must
 // not keep one another from starting. Where ranks share a GPU, every kernel of every rank gets an
-// equal share. Elsewhere one stream, the main one, may fill the GPU: the stream of the last
+// equal share, at least kMinCtas; more handles at once than have that room are not limited there.
+// Elsewhere one stream, the main one, may fill the GPU: the stream of the last
 // dispatch into slot 0 that began while no handle was alive. Kernels in other streams, side
 // streams, share half of it. So a kernel of any stream finds room beside those of the others, and
 // the first CTAs of a dispatch or combine wait for nobody.
 //
 // A kernel needs kMinCtas, so that half has room for a number of kernels at once: 44 on 132 SMs,
-// 38 over hosts. That many lanes there are; where handles are more, several share a lane, and a
-// call in a side stream waits for the one before in its lane. That was launched earlier, on every
-// rank, so it does not wait for this one.
+// 38 over hosts. There are as many lanes; where there are more handles, several share a lane, and a
+// call in a side stream waits for the one before in its lane. All ranks make their calls in the
+// same order, so the earlier call has its counterparts, which wait for still earlier ones at most.
 //
 // Over hosts the kernel that waits for what ranks of this host return, before it is passed back,
 // has this room, too. NCCL's kernels wait for other hosts and know nothing of it: a CTA of theirs

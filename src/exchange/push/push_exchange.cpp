@@ -142,12 +142,14 @@ PushExchange::Slot& PushExchange::open(const DispatchCall& call) {
   PushDispatch dispatch = push_dispatch(call, earlier);
   const bool is_only = handles_.num_alive() == 0;
   Slot& slot = open_slot(call.name(), call.options.slot);
-  if (is_only) room_.begin(index_of(slot), call.stream);
-  if (!slot.has_memory) take_slot(slot);
-  if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
-  slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
-  slot.dispatch = std::move(dispatch);
-  if (slot.dispatch.sizing == Sizing::kCounted) fit_received(slot, call.stream);
+  or_abort_over_hosts(call.stream, [&] {
+    if (is_only) room_.begin(index_of(slot), call.stream);
+    if (!slot.has_memory) take_slot(slot);
+    if (earlier != nullptr) copy_routing(slot, *earlier, call.stream);
+    slot.routing = earlier != nullptr ? earlier->routing : options_.keeps_routing ? slot.id : 0;
+    slot.dispatch = std::move(dispatch);
+    if (slot.dispatch.sizing == Sizing::kCounted) fit_received(slot, call.stream);
+  });
   return slot;
 }
 
