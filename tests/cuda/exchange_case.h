@@ -14,6 +14,7 @@
 
 #include "core/random.h"
 #include "quant/bf16.h"
+#include "quant/f16.h"
 
 namespace switchyard::test {
 
@@ -35,6 +36,7 @@ struct Case {
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
   bool pads_output = false;           ///< the output has a row stride
   bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
+  bool tiny_tokens = false;           ///< of every other call
   int num_ctas = 0;                   ///< ExchangeOptions::num_ctas
   std::int64_t host_capacity = 0;     ///< ExchangeOptions
   bool exact_messages = false;        ///< ExchangeOptions
@@ -60,10 +62,14 @@ inline void fill(void* to, DType dtype, std::int64_t count, std::uint64_t seed, 
     }
     if (dtype == DType::kF32) {
       static_cast<std::uint32_t*>(to)[i] = bits;
+    } else if (all_ones && bits >= 0xFFFE0000u) {
+      static_cast<std::uint16_t*>(to)[i] = static_cast<std::uint16_t>(bits >> 16 | (bits & 1));
     } else {
-      static_cast<std::uint16_t*>(to)[i] = all_ones && bits >= 0xFFFE0000u
-                                               ? static_cast<std::uint16_t>(bits >> 16 | (bits & 1))
-                                               : bf16_from_f32(f32_from_bits(bits));
+      // Tiny ones are bit patterns, which are tiny in either type.
+      const bool is_tiny = (bits & ~kF32SignBit) >> 16 <= 4;
+      static_cast<std::uint16_t*>(to)[i] = dtype == DType::kF16 && !is_tiny
+                                               ? f16_from_f32(f32_from_bits(bits))
+                                               : static_cast<std::uint16_t>(bits >> 16);
     }
   }
 }
@@ -87,7 +93,8 @@ inline Input make_input(const Case& c, int rank, int call, int salt = 0) {
   in.ids = Tensor(DType::kI64, {in.num_tokens, topk});
   in.weights = Tensor(DType::kF32, {in.num_tokens, topk});
   const std::uint64_t salted = seed + static_cast<std::uint64_t>(100'000 * salt);
-  fill(in.tokens.data(), c.token_dtype, in.num_tokens * config.hidden, salted, c.all_ones);
+  fill(in.tokens.data(), c.token_dtype, in.num_tokens * config.hidden, salted, c.all_ones,
+       c.tiny_tokens && call % 2 == 1);
   for (std::int64_t t = 0; t < in.num_tokens; ++t) {
     std::vector<bool> used(static_cast<std::size_t>(config.num_experts));
     for (std::int64_t k = 0; k < topk; ++k) {

@@ -104,6 +104,21 @@ void add_chunks(Cases& cases) {
   }
 }
 
+// Rows of which a lane reads more than four pieces before it knows their largest magnitude, and
+// whose last piece is not whole; half of the f16 and bf16 elements are zeros and denormals in turn.
+void add_long_rows(Cases& cases) {
+  for (const char* name : {"fp8_token", "int8_token", "int8_tensor", "fp8_tensor"}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      Case c{std::string("long_rows_") + name + "_" + name_of(dtype), 2,
+             config_of(Layout::kExpanded, *scheme_from_name(name), kPerRank, 4104), kTokens};
+      c.token_dtype = dtype;
+      c.num_calls = 2;
+      c.tiny_tokens = dtype != DType::kF32;
+      cases.add(c);
+    }
+  }
+}
+
 // Three CTAs share the work of the rank with many tokens and take three chunks of a row at a time,
 // the last of which is not whole.
 void add_streamed_chunks(Cases& cases) {
@@ -309,6 +324,7 @@ std::vector<Case> cases() {
   add_sizes(cases);
   add_token_blocks(cases);
   add_chunks(cases);
+  add_long_rows(cases);
   add_streamed_chunks(cases);
   add_options(cases);
   add_results(cases);

@@ -129,8 +129,9 @@ class ExchangeRun {
       c.weights = given.in.weights;
     }
     given.scale = Tensor(DType::kF32, {1});
-    *given.scale.as<float>() = 300.0f;
-    if (config_.scheme.group == ScaleGroup::kTensor || config_.scheme.needs_tensor_scale()) {
+    const bool is_tensor = config_.scheme.group == ScaleGroup::kTensor;
+    *given.scale.as<float>() = is_tensor && call % 2 == 1 ? 0.5f : 300.0f;
+    if (is_tensor || config_.scheme.needs_tensor_scale()) {
       c.options.tensor_scale = given.scale;
     }
     c.options.routing_only = routing_only;
