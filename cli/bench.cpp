@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <optional>
 
+#include <CLI/CLI.hpp>
+
 #include "switchyard/scale_layout.h"
 
 #include "bench_html.h"

@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "measure/bench_shape.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include <CLI/CLI.hpp>
+
 #include "check_launched.h"
 #include "check_report.h"
 #include "check_run.h"

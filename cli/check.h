@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "conformance/check_case.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string_view>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "core/fail.h"

@@ -8,9 +8,11 @@
 #include <string>
 #include <string_view>
 
-#include <CLI/CLI.hpp>
-
 #include "exchange/agree.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

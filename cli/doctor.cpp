@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include <CLI/CLI.hpp>
+
 #include "switchyard/error.h"
 #include "switchyard/version.h"
 

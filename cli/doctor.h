@@ -9,12 +9,14 @@
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "core/topology.h"
 #include "device/device_facts.h"
 #include "machine.h"
 #include "transport/network.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <string_view>
 
+#include <CLI/CLI.hpp>
+
 #include "common_options.h"
 #include "core/fail.h"
 #include "io/output_file.h"

@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "forecast/forecast.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "core/fail.h"

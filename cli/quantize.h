@@ -3,9 +3,11 @@
 // quantize.h: the verb `quantize` converts a file of tensors to a quantized format, and back.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include "quantize_file.h"
+
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include <CLI/CLI.hpp>
+
 #include "switchyard/group.h"
 
 #include "common_options.h"

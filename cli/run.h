@@ -7,7 +7,9 @@
 #include <optional>
 #include <string>
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace switchyard::cli {
 

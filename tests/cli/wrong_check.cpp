@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
+
 #include "check.h"
 
 namespace {
