@@ -2,10 +2,17 @@ include(GoogleTest)
 add_custom_target(tsan_tests COMMENT "What ThreadSanitizer is to see")
 add_custom_target(cuda_tests COMMENT "What needs nvcc: the tests labelled cuda and what they look at")
 
-# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s])
+# A third of the compiler's time, with sanitizers half of it, would go into optimising tests, whose own code takes hardly any.
+set(SWITCHYARD_TEST_OPTIONS $<$<CONFIG:Release>:-O1>)
+if(SWITCHYARD_SANITIZE)
+  set(SWITCHYARD_TEST_OPTIONS -O0)
+endif()
+
+# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s] [HOT])
 # One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.
+# HOT: the test itself computes for long; it is optimised like the library.
 function(switchyard_add_test)
-  cmake_parse_arguments(ARG "" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -14,8 +21,9 @@ function(switchyard_add_test)
                                             ${ARG_LIBRARIES})
   # g++ 12 at -O3 mistakes the length in a std::vector::assign for unbounded.
   target_compile_options(${ARG_NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overread>)
-  # A third of the compiler's time goes into optimising tests, whose own code takes hardly any.
-  target_compile_options(${ARG_NAME} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(NOT ARG_HOT)
+    target_compile_options(${ARG_NAME} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
+  endif()
   # Tests with processes or GPUs depend on the whole machine (sockets, deadlines, free memory): they run one at a time.
   set(is_serial FALSE)
   if(ARG_LABEL MATCHES "^(process|cuda)$")
