@@ -15,7 +15,7 @@
 namespace switchyard::cli {
 namespace {
 
-constexpr std::int32_t kMax = 1 << 30;
+constexpr std::int32_t kMaxCount = 1 << 30;
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 
 BaselineRow parse_row(const nlohmann::json& json, const std::string& file) {
@@ -27,7 +27,7 @@ BaselineRow parse_row(const nlohmann::json& json, const std::string& file) {
   if (!operation) object.refuse("op", "dispatch, combine, pair or layer");
   if (row.name.empty()) object.refuse("name", "a text");
   row.operation = *operation;
-  row.num_tokens = object.integer("tokens", 1, kMax);
+  row.num_tokens = object.integer("tokens", 1, kMaxCount);
   row.us = object.number_or("us", 0);
   if (!std::isfinite(row.us) || row.us <= 0) object.refuse("us", "microseconds above 0");
   return row;
@@ -43,10 +43,10 @@ Baseline parse_baseline(const std::string& text, const std::string& file) {
   baseline.source = object.text_or("source", "");
   if (baseline.machine.empty()) object.refuse("machine", "a text");
   if (baseline.source.empty()) object.refuse("source", "a text");
-  baseline.hidden = object.integer("hidden", 1, kMax);
-  baseline.num_experts = object.integer("experts", 1, kMax);
-  baseline.num_topk = object.integer("topk", 1, kMax);
-  baseline.num_ranks = object.integer("ranks", 1, kMax);
+  baseline.hidden = object.integer("hidden", 1, kMaxCount);
+  baseline.num_experts = object.integer("experts", 1, kMaxCount);
+  baseline.num_topk = object.integer("topk", 1, kMaxCount);
+  baseline.num_ranks = object.integer("ranks", 1, kMaxCount);
   if (!object.has("rows") || !object.value("rows").is_array()) {
     object.refuse("rows", "an array of objects");
   }

@@ -16,11 +16,6 @@
 namespace switchyard::cli {
 namespace {
 
-std::string time_text(double us) {
-  if (us >= 1e5) return fmt::format("{:.1f} ms", us * 1e-3);
-  return us < 100 ? fmt::format("{:.1f} us", us) : fmt::format("{:.0f} us", us);
-}
-
 std::string label_of(std::int64_t tokens, double us) {
   return fmt::format("{} token{}: {}", tokens, tokens == 1 ? "" : "s", time_text(us));
 }

@@ -14,7 +14,7 @@ namespace {
 
 using measure::Operation;
 
-std::string time_text(double us) {
+std::string cell_time(double us) {
   return us < 1000 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
 
@@ -263,21 +263,21 @@ std::string row_text(const BenchReport& report, const BenchRow& row) {
   if (report.has_budgets()) text += fmt::format("{:>4}", row.shape.num_sms);
   text += fmt::format("{:>8}", row.shape.num_tokens);
   if (!row.left_out.empty()) return text + "  left out: " + row.left_out + "\n";
-  text += fmt::format("{:>12}{:>12}{:>11.2f}{:>12}{:>8.0f} %{:>7}  {:<7}", time_text(row.p50_us),
-                      time_text(row.p99_us), row.wire_gb_per_second(), time_text(row.floor_us),
+  text += fmt::format("{:>12}{:>12}{:>11.2f}{:>12}{:>8.0f} %{:>7}  {:<7}", cell_time(row.p50_us),
+                      cell_time(row.p99_us), row.wire_gb_per_second(), cell_time(row.floor_us),
                       100 * row.of_floor(), row.num_wrong, row.method);
   const BenchOptions& options = report.options;
   if (report.num_hosts > 1) text += fmt::format("{:>12.2f}", row.host_crossings);
   if (report.has_several_hosts) text += fmt::format("{:>13.0f}", row.host_bytes);
   if (report.has_host_calls()) {
     text += fmt::format("{:>15}{:>14}{:>11}", row.host_dispatch.value_or(HostCall()).bytes,
-                        row.host_combine.value_or(HostCall()).bytes, time_text(row.host_us));
+                        row.host_combine.value_or(HostCall()).bytes, cell_time(row.host_us));
   }
-  if (options.cold_code || options.skew) text += fmt::format("{:>10}", time_text(row.apart_us));
-  if (options.cold_code) text += fmt::format("{:>10}", time_text(row.cold_us));
-  if (options.skew) text += fmt::format("{:>11}", time_text(row.skewed_us));
+  if (options.cold_code || options.skew) text += fmt::format("{:>10}", cell_time(row.apart_us));
+  if (options.cold_code) text += fmt::format("{:>10}", cell_time(row.cold_us));
+  if (options.skew) text += fmt::format("{:>11}", cell_time(row.skewed_us));
   if (row.baseline) {
-    text += fmt::format("{:>13}{:>8}  {}", time_text(row.baseline->us),
+    text += fmt::format("{:>13}{:>8}  {}", cell_time(row.baseline->us),
                         ratio_text(row.baseline->us / row.p50_us), row.baseline->name);
   }
   return text + "\n";

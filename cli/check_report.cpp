@@ -135,16 +135,16 @@ std::string command_of(const CheckReport& report, const CheckCase& test) {
 }
 
 std::string failures(const CheckReport& report) {
-  constexpr int kMax = 10;
+  constexpr int kMaxNamed = 10;
   std::string text;
   int count = 0;
   for (std::size_t i = 0; i < report.cases.size(); ++i) {
-    if (!report.results[i].has_failed() || ++count > kMax) continue;
+    if (!report.results[i].has_failed() || ++count > kMaxNamed) continue;
     const std::string& why = report.results[i].failure;
     text += fmt::format("FAILED {}\n       {}\n", report.cases[i].name,
                         why.empty() ? "it was not run to its end" : why);
   }
-  if (count > kMax) text += fmt::format("and {} more\n", count - kMax);
+  if (count > kMaxNamed) text += fmt::format("and {} more\n", count - kMaxNamed);
   return text.empty() ? text : text + "\n";
 }
 

@@ -59,4 +59,9 @@ std::string entry(const std::string& name, const std::string& value) {
   return fmt::format("<dt>{}</dt><dd>{}</dd>\n", escaped(name), escaped(value));
 }
 
+std::string time_text(double us) {
+  if (us >= 1e5) return fmt::format("{:.1f} ms", us * 1e-3);
+  return us < 100 ? fmt::format("{:.1f} us", us) : fmt::format("{:.0f} us", us);
+}
+
 }  // namespace switchyard::cli

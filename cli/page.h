@@ -19,4 +19,7 @@ std::string page_end();
 /// A name and its value in a <dl>.
 std::string entry(const std::string& name, const std::string& value);
 
+/// A time in a label: in us, from 100 ms on in ms.
+std::string time_text(double us);
+
 }  // namespace switchyard::cli

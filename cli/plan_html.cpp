@@ -19,11 +19,6 @@ using forecast::Choice;
 using forecast::Forecast;
 using forecast::MemoryUse;
 
-std::string time_text(double us) {
-  if (us >= 1e5) return fmt::format("{:.1f} ms", us * 1e-3);
-  return us < 100 ? fmt::format("{:.1f} us", us) : fmt::format("{:.0f} us", us);
-}
-
 /// Nothing where it cannot be made.
 std::string gb_text(const MemoryUse& memory, std::size_t bytes) {
   if (!memory.is_known()) return {};

@@ -18,7 +18,7 @@ using forecast::MeasuredRow;
 
 constexpr double kAllowed = 0.15;
 
-std::string time_text(double us) {
+std::string measured_time(double us) {
   return us < 100 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
 
@@ -112,8 +112,8 @@ std::string measured_text(const std::vector<MeasuredFile>& files) {
       text += fmt::format(
           "| {} | {} | {} | {} | {} | {} | {:.2f} | {} |\n", row.shape.num_ranks,
           row.shape.num_sms == 0 ? (file.is_gpu ? "all" : "") : std::to_string(row.shape.num_sms),
-          row.shape.num_tokens, what_text(row), time_text(row.measured_us),
-          time_text(row.predicted_us), row.ratio(), path_text(row));
+          row.shape.num_tokens, what_text(row), measured_time(row.measured_us),
+          measured_time(row.predicted_us), row.ratio(), path_text(row));
       ++num_rows;
       num_far += std::abs(row.ratio() - 1) > kAllowed ? 1 : 0;
       if (std::abs(std::log(row.ratio())) > std::abs(std::log(worst))) worst = row.ratio();

@@ -181,18 +181,18 @@ void CudaLayer::dump(const PrepareArguments& arguments, const Prepared& prepared
 // GPUs keep no list of origins. Rows have the same places as on CPUs, so a CPU exchange of the same
 // ids between the same ranks, with narrow rows, yields them.
 std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments) const {
-  constexpr std::int64_t kWidth = 16;
+  constexpr std::int64_t kColumns = 16;
   PrepareFinalizeConfig config = setup_.run_config.prepare;
-  config.hidden = kWidth;
+  config.hidden = kColumns;
   config.scheme = schemes::kNone;
   config.static_scale.reset();
   const auto twin = make_prepare_finalize(setup_.run_config.kind, setup_.group, config);
   const std::int64_t num_tokens = arguments.hidden.shape(0);
-  const Tensor narrow(DType::kBF16, {num_tokens, kWidth});
+  const Tensor narrow(DType::kBF16, {num_tokens, kColumns});
   const Prepared prepared = twin->prepare({narrow, arguments.topk_ids, arguments.topk_weights});
   std::vector<RowOrigin> origins = twin->row_origins();
   const bool is_grouped = !prepared.topk_ids.has_value() || prepared.topk_ids.shape(1) == 1;
-  const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), kWidth});
+  const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), kColumns});
   twin->finalize(
       {narrow, rows, is_grouped ? WeightAndReduce::delegate() : WeightAndReduce::no_op()});
   return origins;

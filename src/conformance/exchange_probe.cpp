@@ -43,11 +43,6 @@ std::size_t arena_bytes(const ExchangeCase& test, int num_ranks) {
   return checked_mul(static_cast<std::size_t>(one), static_cast<std::size_t>(test.max_in_flight));
 }
 
-struct Extent {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-
 void expect_alike(const TensorView& got, const TensorView& want) {
   bool is_alike = got.num_dims() == want.num_dims();
   for (int d = 0; is_alike && d < got.num_dims(); ++d) {
@@ -60,6 +55,10 @@ void expect_alike(const TensorView& got, const TensorView& want) {
 }  // namespace
 
 struct ExchangeProbe::Arrived {
+  struct Extent {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+  };
   std::int64_t num_buffer_rows = 0;
   std::vector<std::int32_t> num_rows;
   std::vector<std::int64_t> first_row;
@@ -240,7 +239,7 @@ void ExchangeProbe::find_extents(const Dispatched& got, Arrived& to) {
   } else {
     to.extents.push_back({0, to.total_rows});
   }
-  for (const Extent& extent : to.extents) {
+  for (const auto& extent : to.extents) {
     expect(
         extent.first >= 0 && extent.count >= 0 && extent.first + extent.count <= to.num_buffer_rows,
         "rows {} to {} of a buffer of {}", extent.first, extent.first + extent.count,
@@ -253,7 +252,7 @@ void ExchangeProbe::find_extents(const Dispatched& got, Arrived& to) {
 template <typename Extents>
 void ExchangeProbe::copy_extents(const Extents& extents, const TensorView& from, void* to,
                                  std::size_t row_bytes) const {
-  for (const Extent& extent : extents) {
+  for (const auto& extent : extents) {
     const std::size_t first = static_cast<std::size_t>(extent.first) * row_bytes;
     const std::size_t bytes = static_cast<std::size_t>(extent.count) * row_bytes;
     if (bytes == 0) continue;
@@ -295,7 +294,7 @@ void ExchangeProbe::copy_scales(const Dispatched& got, Arrived& to) {
     return;
   }
   const auto unit = static_cast<std::size_t>(bits_of(dtype) / 8);
-  for (const Extent& extent : to.extents) {
+  for (const auto& extent : to.extents) {
     for (std::int64_t row = extent.first; row < extent.first + extent.count; ++row) {
       for (std::int64_t s = 0; s < num; ++s) {
         const auto offset =
@@ -310,7 +309,7 @@ void ExchangeProbe::copy_scales(const Dispatched& got, Arrived& to) {
 void ExchangeProbe::copy_routing(const Dispatched& got, Arrived& to) {
   const std::int64_t rows = to.num_buffer_rows;
   const bool is_whole = config_.layout == Layout::kByRank || config_.layout == Layout::kAllGather;
-  const std::vector<Extent> extents = is_whole ? std::vector<Extent>{{0, rows}} : to.extents;
+  const auto extents = is_whole ? std::vector<Arrived::Extent>{{0, rows}} : to.extents;
   constexpr std::size_t kBytes = 4;
   if (got.topk_ids.has_value()) {
     const std::int64_t columns = got.topk_ids.shape(1);

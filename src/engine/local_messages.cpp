@@ -12,18 +12,14 @@
 #include "core/fail.h"
 
 namespace switchyard {
-namespace {
-
-struct Letter {
-  int source = 0;
-  int tag = 0;
-  MessageBuffer buffer;
-  std::shared_ptr<std::atomic<bool>> is_taken;
-};
-
-}  // namespace
 
 struct LocalMail::Boxes {
+  struct Letter {
+    int source = 0;
+    int tag = 0;
+    MessageBuffer buffer;
+    std::shared_ptr<std::atomic<bool>> is_taken;
+  };
   struct Box {
     std::mutex mutex;
     std::deque<Letter> letters;  // in the order in which they were sent
@@ -108,7 +104,7 @@ void LocalChannel::take_letters() {
   auto& box = box_of(control_.rank());
   const std::lock_guard lock(box.mutex);
   std::erase_if(expected_, [&](const Expected& expected) {
-    const auto letter = std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) {
+    const auto letter = std::find_if(box.letters.begin(), box.letters.end(), [&](const auto& l) {
       return l.source == expected.source && l.tag == expected.tag;
     });
     if (letter == box.letters.end()) return false;

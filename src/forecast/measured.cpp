@@ -18,7 +18,7 @@ namespace {
 using measure::Operation;
 using nlohmann::json;
 
-constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
+constexpr std::size_t kMaxMeasuredBytes = std::size_t{16} << 20;
 constexpr std::int32_t kMax = 1 << 30;
 constexpr std::uint64_t kMaxSeed = (std::uint64_t{1} << 63) - 1;
 constexpr std::int64_t kNumIterations = 3;  // whose median is taken
@@ -129,7 +129,7 @@ double predicted_us(const Machine& machine, const HostsShape& shape, const Exper
 }  // namespace
 
 MeasuredFile read_measured(const std::string& path) {
-  const json document = parse_json(read_text_file(path, kMaxFileBytes), path);
+  const json document = parse_json(read_text_file(path, kMaxMeasuredBytes), path);
   MeasuredFile file;
   file.path = path;
   const JsonObject object(document, path, "plan");

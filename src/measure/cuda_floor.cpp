@@ -15,7 +15,7 @@
 namespace switchyard::measure {
 namespace {
 
-constexpr int kNumSamples = 7;
+constexpr int kNumGpuSamples = 7;
 constexpr int kNumWireSamples = 5;
 constexpr int kNumSwaps = 200;
 constexpr int kFewLaunches = 20;
@@ -30,7 +30,7 @@ constexpr std::array kWays{WireCopy::kStores, WireCopy::kBulkCopies, WireCopy::k
 constexpr std::array kGrids{4, 8, 16, 24, 32, 64};  // then one and two CTAs per SM
 
 double median_us(const Group& group, DeviceMeter& meter, const DeviceWork& work,
-                 int num_samples = kNumSamples) {
+                 int num_samples = kNumGpuSamples) {
   std::vector<double> us;
   for (int i = 0; i < num_samples; ++i) us.push_back(meter.time_us(work));
   return median(slowest_of(group, us));

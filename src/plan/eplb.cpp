@@ -12,11 +12,11 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kMaxExperts = 65535;
+constexpr std::int64_t kMaxPhysicalExperts = 65535;
 
 void check_num_experts(const char* function, const char* name, std::int64_t count) {
-  require(count >= 1 && count <= kMaxExperts, Errc::kInvalidArgument,
-          "{}: {} is {}, want from 1 to {}", function, name, count, kMaxExperts);
+  require(count >= 1 && count <= kMaxPhysicalExperts, Errc::kInvalidArgument,
+          "{}: {} is {}, want from 1 to {}", function, name, count, kMaxPhysicalExperts);
 }
 
 // Counts the replicas of each logical expert.
@@ -47,9 +47,10 @@ void check_matrix_of_ids(const char* function, const TensorView& ids) {
 std::vector<std::int32_t> initial_physical_to_logical(std::int32_t num_logical,
                                                       std::int32_t num_redundant) {
   check_num_experts("initial_physical_to_logical", "num_logical", num_logical);
-  require(num_redundant >= 0 && num_redundant <= kMaxExperts - num_logical, Errc::kInvalidArgument,
+  require(num_redundant >= 0 && num_redundant <= kMaxPhysicalExperts - num_logical,
+          Errc::kInvalidArgument,
           "initial_physical_to_logical: num_redundant is {}, want from 0 to {}", num_redundant,
-          kMaxExperts - num_logical);
+          kMaxPhysicalExperts - num_logical);
   std::vector<std::int32_t> logical(static_cast<std::size_t>(num_logical + num_redundant));
   for (std::size_t p = 0; p < logical.size(); ++p) {
     logical[p] = static_cast<std::int32_t>(p) % num_logical;

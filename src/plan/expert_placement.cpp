@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int32_t kMaxExperts = 65535;
+constexpr std::int32_t kMaxPlacedExperts = 65535;
 constexpr std::array<const char*, 2> kStrategyNames{"linear", "round_robin"};
 
 void check_strategy(const char* function, PlacementStrategy strategy) {
@@ -23,8 +23,8 @@ void check_ranks(const char* function, std::int32_t num_ranks, std::int32_t rank
                  std::int32_t num_experts) {
   require(num_ranks >= 1 && rank >= 0 && rank < num_ranks, Errc::kInvalidArgument,
           "{}: rank is {} of {} ranks, want a rank below their number", function, rank, num_ranks);
-  require(num_experts >= 1 && num_experts <= kMaxExperts, Errc::kInvalidArgument,
-          "{}: num_experts is {}, want from 1 to {}", function, num_experts, kMaxExperts);
+  require(num_experts >= 1 && num_experts <= kMaxPlacedExperts, Errc::kInvalidArgument,
+          "{}: num_experts is {}, want from 1 to {}", function, num_experts, kMaxPlacedExperts);
 }
 
 std::vector<std::int64_t> global_ids_of(const ExpertOwnership& ownership, std::int32_t rank,

@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-constexpr const char* kName = "quantize_batched";
+constexpr const char* kQuantizeBatched = "quantize_batched";
 
 TensorView static_scale_of(const TensorView& scale, std::int64_t e) {
   if (!scale.has_value()) return {};
@@ -72,7 +72,7 @@ void quantize_batched(const TensorView& x, const TensorView& counts, const Quant
                       const TensorView& q, const TensorView& scales,
                       const TensorView& static_scale) {
   const BatchRows rows = check_quantize_batched(x, counts, scheme, q, scales, static_scale);
-  check_counts(kName, rows);
+  check_counts(kQuantizeBatched, rows);
   const std::int64_t width = num_scales(scheme, rows.hidden);
   const std::size_t q_row_bytes = row_bytes(scheme, rows.hidden, x.dtype());
   Tensor linear;

@@ -12,26 +12,23 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kQuad = ScaleGeometry::kTileScales;
-constexpr std::int64_t kTileRows = ScaleGeometry::kTileRows;
-
 template <std::int64_t kBytes>
 void copy_row(const ScalePlane& from, std::int64_t from_row, const ScalePlane& to,
               std::int64_t to_row, std::int64_t num_scales) {
   const std::byte* source = from.data + kBytes * from.row(from_row);
   std::byte* target = to.data + kBytes * to.row(to_row);
   const bool are_dense = from.step == 1 && to.step == 1;
-  for (std::int64_t s = 0; s < num_scales; s += kQuad) {
-    const std::int64_t count = std::min(kQuad, num_scales - s);
-    if (are_dense && count == kQuad) {
-      std::memcpy(target, source, kBytes * kQuad);
+  for (std::int64_t s = 0; s < num_scales; s += ScaleGeometry::kTileScales) {
+    const std::int64_t count = std::min(ScaleGeometry::kTileScales, num_scales - s);
+    if (are_dense && count == ScaleGeometry::kTileScales) {
+      std::memcpy(target, source, kBytes * ScaleGeometry::kTileScales);
     } else {
       for (std::int64_t j = 0; j < count; ++j) {
         std::memcpy(target + kBytes * j * to.step, source + kBytes * j * from.step, kBytes);
       }
     }
     // After the last quad, the pointers would leave the memory.
-    if (s + kQuad < num_scales) {
+    if (s + ScaleGeometry::kTileScales < num_scales) {
       source += kBytes * from.quad_stride;
       target += kBytes * to.quad_stride;
     }
@@ -92,8 +89,8 @@ ScalePlane plane_of(const TensorView& scales, std::int64_t expert) {
   if (first == 1) plane.data += plane.element_bytes * expert * scales.stride(0);
   plane.is_swizzled = is_swizzled(scales);
   if (plane.is_swizzled) {
-    plane.num_rows = scales.shape(first) * kTileRows;
-    plane.num_scales = scales.shape(first + 1) * kQuad;
+    plane.num_rows = scales.shape(first) * ScaleGeometry::kTileRows;
+    plane.num_scales = scales.shape(first + 1) * ScaleGeometry::kTileScales;
     plane.quad_stride = ScaleGeometry::kTileElements;
     plane.step = 1;
   } else {
@@ -101,13 +98,20 @@ ScalePlane plane_of(const TensorView& scales, std::int64_t expert) {
     plane.num_scales = scales.shape(first + 1);
     plane.row_stride = scales.stride(first);
     plane.step = scales.stride(first + 1);
-    plane.quad_stride = kQuad * plane.step;
+    plane.quad_stride = ScaleGeometry::kTileScales * plane.step;
   }
   return plane;
 }
 
 ScalePlane plane_of_row(void* scales, std::int64_t num_scales, std::int64_t element_bytes) {
-  return {static_cast<std::byte*>(scales), element_bytes, 1, num_scales, 0, kQuad, 1, false};
+  return {static_cast<std::byte*>(scales),
+          element_bytes,
+          1,
+          num_scales,
+          0,
+          ScaleGeometry::kTileScales,
+          1,
+          false};
 }
 
 void copy_scale_row(const ScalePlane& from, std::int64_t from_row, const ScalePlane& to,

@@ -21,7 +21,8 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kChunk = 1024;  // f32 elements of gate and up on the stack, which stay in L1
+constexpr std::int64_t kGatedChunk =
+    1024;  // f32 elements of gate and up on the stack, which stay in L1
 
 struct Job {
   BatchRows rows;
@@ -39,11 +40,11 @@ void activate(const std::byte* x, DType dtype, std::int64_t intermediate, float*
     silu_mul(gate, gate + intermediate, intermediate, y);
     return;
   }
-  std::array<float, kChunk> gate;
-  std::array<float, kChunk> up;
+  std::array<float, kGatedChunk> gate;
+  std::array<float, kGatedChunk> up;
   const std::int64_t bytes = bits_of(dtype) / 8;
-  for (std::int64_t begin = 0; begin < intermediate; begin += kChunk) {
-    const std::int64_t count = std::min(kChunk, intermediate - begin);
+  for (std::int64_t begin = 0; begin < intermediate; begin += kGatedChunk) {
+    const std::int64_t count = std::min(kGatedChunk, intermediate - begin);
     dequantize_row(schemes::kNone, x + bytes * begin, nullptr, dtype, count, gate.data());
     dequantize_row(schemes::kNone, x + bytes * (intermediate + begin), nullptr, dtype, count,
                    up.data());

@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kPollMs = 5;
+constexpr int kAskAgainMs = 5;
 
 // What `call` returns; what it throws, as an error of the library.
 template <typename Call>
@@ -48,7 +48,7 @@ std::optional<std::string> FunctionStore::get(const std::string& key, const Dead
     const std::int64_t left_ms = deadline.remaining_ms();
     auto value = within("get", key, [&] { return functions_.get(key, left_ms); });
     if (value || deadline.expired()) return value;
-    poll(nullptr, 0, std::min(kPollMs, deadline.remaining_ms()));  // it may return at once
+    poll(nullptr, 0, std::min(kAskAgainMs, deadline.remaining_ms()));  // it may return at once
   }
 }
 

@@ -41,22 +41,22 @@ constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
 Fd duplicate(const Fd& fd) { return Fd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 3)); }
 
-// A get request whose key does not exist yet.
-struct Waiter {
-  std::string key;
-  std::uint32_t id = 0;
-  std::int64_t end_ns = 0;
-};
-
-struct Client {
-  StoreSession session;
-  std::vector<Waiter> waiters{};
-  int rank = -1;  // of the group whose server this is, once it has joined
-};
-
 }  // namespace
 
 class StoreServer::Loop {
+  // A get request whose key does not exist yet.
+  struct Waiter {
+    std::string key;
+    std::uint32_t id = 0;
+    std::int64_t end_ns = 0;
+  };
+
+  struct Client {
+    StoreSession session;
+    std::vector<Waiter> waiters{};
+    int rank = -1;  // of the group whose server this is, once it has joined
+  };
+
  public:
   Loop(Fd listener, Fd wake, std::string secret)
       : listener_(std::move(listener)),

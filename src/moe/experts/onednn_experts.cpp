@@ -25,7 +25,7 @@ namespace {
 
 using dnnl::memory;
 
-constexpr std::int64_t kTileRows = 256;
+constexpr std::int64_t kOneDnnTileRows = 256;
 
 // Runs `body` with one OpenMP thread and restores the caller's setting afterwards. The functions
 // are looked up at run time, because oneDNN decides which OpenMP runtime is loaded, if any.
@@ -82,7 +82,8 @@ class OneDnnGemm final : public ExpertGemm {
         type_(element_type(tensors)),
         k_(tensors.front().values.shape(2)) {
     for (const WeightTensor& tensor : tensors) n_ += tensor.values.shape(1);
-    weights_desc_ = describe(kTileRows, {{k_, n_}, type_, memory::format_tag::any}).weights_desc();
+    weights_desc_ =
+        describe(kOneDnnTileRows, {{k_, n_}, type_, memory::format_tag::any}).weights_desc();
     for (std::int64_t e = 0; e < tensors.front().values.shape(0); ++e) add_expert(tensors, e);
   }
 
@@ -119,7 +120,7 @@ class OneDnnGemm final : public ExpertGemm {
 
   static std::int64_t piece_of(std::int64_t num_rows) {
     if (num_rows < 16) return num_rows;
-    std::int64_t piece = kTileRows;
+    std::int64_t piece = kOneDnnTileRows;
     while (piece > num_rows) piece /= 2;
     return piece;
   }
@@ -193,8 +194,8 @@ std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights& weights,
   const auto make_gemm = [](std::span<const WeightTensor> tensors) {
     return on_this_thread([&] { return std::make_unique<OneDnnGemm>(tensors); });
   };
-  return make_tiled_experts({"onednn", "make_onednn_experts", false, kTileRows, make_gemm}, weights,
-                            options);
+  return make_tiled_experts({"onednn", "make_onednn_experts", false, kOneDnnTileRows, make_gemm},
+                            weights, options);
 }
 
 }  // namespace switchyard

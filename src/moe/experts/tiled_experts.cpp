@@ -17,7 +17,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kTileAlignment = 64;
 
 class TiledExperts final : public Experts {
  public:
@@ -99,7 +99,7 @@ std::int64_t TiledExperts::group_rows(std::int64_t num_rows) const {
 
 TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base) const {
   const std::int64_t tile = std::min(num_rows, max_tile_rows_);
-  Carver carver(base, kAlignment);
+  Carver carver(base, kTileAlignment);
   Scratch scratch;
   scratch.x = carver.carve_floats(tile, std::max(shape_.hidden, down_->num_columns()));
   scratch.gate_up = carver.carve_floats(tile, gate_up_->num_columns());
@@ -119,7 +119,7 @@ std::size_t TiledExperts::workspace_bytes(const TensorView& rows) const {
   const std::int64_t num_rows =
       num_dims == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
   if (num_rows == 0) return 0;
-  return carve(num_rows, nullptr).bytes + kAlignment;  // the workspace may be unaligned
+  return carve(num_rows, nullptr).bytes + kTileAlignment;  // the workspace may be unaligned
 }
 
 void TiledExperts::apply(const ExpertRows& given, const TensorView& given_output,
@@ -132,7 +132,7 @@ void TiledExperts::apply(const ExpertRows& given, const TensorView& given_output
   check_apply(shape_, input, output, workspace.size(), is_matrix ? workspace_bytes(input.rows) : 0);
   const std::int64_t num_rows = input.rows.shape(0);
   if (num_rows == 0) return;
-  const Scratch scratch = carve(num_rows, aligned(workspace.data(), kAlignment));
+  const Scratch scratch = carve(num_rows, aligned(workspace.data(), kTileAlignment));
   const InputReader reader(input);
   for (std::int64_t expert = 0; expert < shape_.num_experts; ++expert) {
     const std::int64_t first = input.first_row.as<std::int64_t>()[expert];
