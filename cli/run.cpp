@@ -44,17 +44,32 @@ int run_rank(const Group& group, const RunOptions& options) {
   return report.is_ok() ? 0 : 1;
 }
 
-// The layer without its experts, which each rank reads for itself. quantize writes a single file,
-// which then holds the whole model.
+// The layer without its experts, which each rank reads for itself. quantize writes a single file;
+// of several, those that the layer does not need may be missing.
 void check_model(const RunOptions& options, const ModelConfig& config) {
   const Checkpoint checkpoint(options.model);
-  const std::vector<std::string> names = checkpoint.names();
-  if (!names.empty()) {
-    const auto file = SafetensorsFile::open(checkpoint.file_of(names.front()));
+  if (const SafetensorsFile* file = checkpoint.single_file()) {
     require(!file->metadata().contains(kSchemeKey), Errc::kInvalidArgument,
             "run: {} was written by switchyard quantize; dequantize it first", file->path());
   }
   load_moe_layer(checkpoint, config, options.layer, std::span<const std::int32_t>());
+}
+
+// As the Hugging Face hub names models: owner/name.
+bool is_hub_name(const std::string& model) {
+  return std::ranges::count(model, '/') == 1 && model.find_first_of("/.~") != 0 &&
+         !model.ends_with('/');
+}
+
+void check_model_folder(const std::string& model) {
+  if (std::filesystem::is_directory(model)) return;
+  require(!std::filesystem::exists(model), Errc::kInvalidArgument,
+          "run: --model is the file {}, want the folder with its config.json", model);
+  fail(Errc::kInvalidArgument, "run: --model is {}, no such folder{}", model,
+       is_hub_name(model) ? fmt::format("; a model of the Hugging Face hub must be downloaded "
+                                        "first: hf download {} --local-dir DIR",
+                                        model)
+                          : "");
 }
 
 void check_places(const RunOptions& options) {
@@ -90,8 +105,7 @@ void check_memory(const RunOptions& options, const ModelConfig& config,
 void check_before(const RunOptions& options, int num_ranks) {
   check_run_options(options);
   even_host_map(num_ranks, options.hosts);  // throws what cannot be
-  require(std::filesystem::is_directory(options.model), Errc::kInvalidArgument,
-          "run: --model is {}, no such folder", options.model);
+  check_model_folder(options.model);
   const ModelConfig config = read_model_config(options.model);
   const std::vector<std::int64_t> first_token =
       split_tokens(options.split, count_tokens(options, config), num_ranks);

@@ -50,7 +50,7 @@ std::string header(const RunReport& report) {
   std::string text = fmt::format("switchyard {} on {}\n", version(), processor_text());
   text += fmt::format(
       "model    {} ({}) layer {}: hidden {}, {} experts, top-{}, intermediate {}{}\n",
-      report.options.model, name_of(config.family), report.layer, config.hidden,
+      report.options.model, config.family->name, report.layer, config.hidden,
       config.num_experts(), config.num_topk(), config.moe_intermediate,
       config.shared_intermediate > 0 ? fmt::format(", shared {}", config.shared_intermediate) : "");
   const int parts = report.options.micro_batches;

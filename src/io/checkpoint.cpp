@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <system_error>
 
 #include "core/fail.h"
@@ -18,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kInputName = "activations.safetensors";
 constexpr std::size_t kMaxIndexBytes = std::size_t{128} << 20;
 constexpr std::size_t kMaxIndexValues = 8'000'000;
 
@@ -34,11 +36,14 @@ bool stays_in_folder(std::string_view name) {
   return name.ends_with(".safetensors");
 }
 
-std::vector<std::string> safetensors_in(const std::string& folder) {
+std::vector<std::string> files_in(const std::string& folder,
+                                  std::initializer_list<const char*> extensions) {
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") found.push_back(it->path().filename().string());
+    const fs::path extension = it->path().extension();
+    if (std::find(extensions.begin(), extensions.end(), extension) == extensions.end()) continue;
+    if (it->path().filename() != kInputName) found.push_back(it->path().filename().string());
   }
   if (error) fail(Errc::kSystem, "checkpoint: {}: {}", folder, error.message());
   std::sort(found.begin(), found.end());
@@ -100,7 +105,13 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path), folder_(path) {
     index_ = parse_checkpoint_index(read_text_file(index_file, kMaxIndexBytes), index_file);
     files_.resize(index_.files.size());
   } else {
-    const std::vector<std::string> found = safetensors_in(path);
+    const std::vector<std::string> found = files_in(path, {".safetensors"});
+    const std::vector<std::string> others =
+        found.empty() ? files_in(path, {".bin", ".pt", ".pth", ".gguf"}) : found;
+    require(!found.empty() || others.empty(), Errc::kInvalidArgument,
+            "checkpoint: {} holds {}, but only *.safetensors files are read; load the model with "
+            "transformers and write it with save_pretrained",
+            path, others.empty() ? "" : others.front());
     require(found.size() == 1, Errc::kInvalidArgument,
             "checkpoint: {} has neither {} nor {}, and {} other *.safetensors files, want one",
             path, kSingleName, kIndexName, found.size());
@@ -109,6 +120,7 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path), folder_(path) {
 }
 
 void Checkpoint::open_single(const std::string& file) {
+  is_single_ = true;
   files_.push_back(SafetensorsFile::open(folder_ + "/" + file));
   index_.files.push_back(file);
   for (const SafetensorsEntry& entry : files_.front()->entries()) {
@@ -127,6 +139,10 @@ const SafetensorsFile& Checkpoint::open_file(std::size_t file) const {
     opened = SafetensorsFile::open(path);
   }
   return *opened;
+}
+
+const SafetensorsFile* Checkpoint::single_file() const noexcept {
+  return is_single_ ? files_.front().get() : nullptr;
 }
 
 std::vector<std::string> Checkpoint::names() const {

@@ -35,7 +35,8 @@ CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string&
 class Checkpoint {
  public:
   /// `path` is a *.safetensors file, or a folder that holds model.safetensors, or
-  /// model.safetensors.index.json with its shards, or exactly one other *.safetensors file.
+  /// model.safetensors.index.json with its shards, or exactly one other *.safetensors file, where
+  /// activations.safetensors, the input of `switchyard run`, does not count.
   ///
   /// Errors: kSystem, kMalformedFile; kInvalidArgument when the folder holds none of these.
   explicit Checkpoint(const std::string& path);
@@ -46,6 +47,9 @@ class Checkpoint {
   bool contains(std::string_view name) const { return index_.file_of.contains(name); }
   /// The file that holds a tensor, for messages. Errors: kMalformedFile when no file does.
   std::string file_of(std::string_view name) const;
+
+  /// The file that is the whole checkpoint; null where an index names several.
+  const SafetensorsFile* single_file() const noexcept;
 
   /// nullopt when there is no such tensor. Errors: kNotSupported (dtype, number of dimensions);
   /// kMalformedFile, also when the index names a file that is missing or lacks the tensor; kSystem.
@@ -60,6 +64,7 @@ class Checkpoint {
 
   std::string path_;
   std::string folder_;
+  bool is_single_ = false;
   CheckpointIndex index_;
   mutable std::mutex files_mutex_;
   mutable std::vector<std::shared_ptr<const SafetensorsFile>> files_;

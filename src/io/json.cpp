@@ -100,9 +100,15 @@ bool JsonObject::has(const char* key) const {
 
 const json& JsonObject::value(const char* key) const {
   const auto found = object_.find(key);
-  require(found != object_.end() && !found->is_null(), Errc::kMalformedFile, "{}: {} has no key {}",
-          function_, file_, key);
+  require(found != object_.end(), Errc::kMalformedFile, "{}: {} has no key {}", function_, file_,
+          key);
+  refuse_null(key);
   return *found;
+}
+
+void JsonObject::refuse_null(const char* key) const {
+  require(!is_null(key), Errc::kMalformedFile, "{}: {}: {} is null, want a value", function_, file_,
+          key);
 }
 
 void JsonObject::refuse(const char* key, const std::string& want) const {

@@ -38,6 +38,7 @@ class JsonObject {
   bool has(const char* key) const;
   /// True even when the value is null.
   bool has_key(const char* key) const { return object_.contains(key); }
+  bool is_null(const char* key) const { return has_key(key) && !has(key); }
   const nlohmann::json& value(const char* key) const;
 
   std::int32_t integer(const char* key, std::int32_t min, std::int32_t max) const;
@@ -50,6 +51,8 @@ class JsonObject {
 
   /// Throws kMalformedFile: "FUNCTION: FILE: KEY is VALUE, want ...".
   [[noreturn]] void refuse(const char* key, const std::string& want) const;
+  /// Throws kMalformedFile when the key is there and null, which the readers take for absent.
+  void refuse_null(const char* key) const;
 
  private:
   const nlohmann::json& object_;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// model_config.h: what an MoE layer needs to know from a Hugging Face config.json. Families:
-// DeepSeek-V2 and V3 (and models of that architecture, such as Kimi-K2), Qwen2-MoE, Qwen3-MoE,
-// Mixtral, and tiny-moe, the small model that comes with this library.
+// model_config.h: what an MoE layer needs to know from a Hugging Face config.json of a family of
+// model_family.h, or of a wrapper that keeps one in text_config.
 //
 // Sizes must be stated in the file; keys that only control behaviour fall back to the defaults of
 // the family's Hugging Face configuration class.
@@ -15,23 +14,13 @@
 
 #include "switchyard/router.h"
 
+#include "io/model_family.h"
+
 namespace switchyard {
 
-enum class ModelFamily : std::uint8_t {
-  kDeepSeekV2,
-  kDeepSeekV3,
-  kQwen2Moe,
-  kQwen3Moe,
-  kMixtral,
-  kTinyMoe,
-};
-
-/// The model_type of the family, for example "deepseek_v3"; "tiny_moe" for tiny-moe.
-const char* name_of(ModelFamily family) noexcept;
-
 struct ModelConfig {
-  std::string path;  ///< of config.json, for messages
-  ModelFamily family = ModelFamily::kTinyMoe;
+  std::string path;                     ///< of config.json, for messages
+  const ModelFamily* family = nullptr;  ///< never null once read
   std::int32_t num_layers = 0;
   std::int32_t hidden = 0;
   std::int32_t moe_intermediate = 0;     ///< of one routed expert

@@ -2,209 +2,90 @@
 
 #include "io/moe_layer.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <numeric>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/text.h"
+#include "io/expert_tensors.h"
 
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kScaleBlock = 128;
+// What comes before "layers.N.": of a model, of one inside a wrapper, as several versions of
+// transformers write it, and of a model without its head.
+constexpr const char* kPrefixes[] = {"model.", "model.language_model.", "language_model.model.",
+                                     "language_model.", ""};
 
-/// How a family names its tensors under "model.layers.N.".
-struct LayerNames {
-  const char* block;  // module of the MoE layer
-  const char* gate;   // projections of a routed expert
-  const char* up;
-  const char* down;
-  const char* shared;  // module of the shared experts
+/// Where a checkpoint keeps a layer.
+struct LayerPlace {
+  std::string block;  ///< "model.layers.N.mlp."
+  const TensorNames* names;
+
+  std::string router() const { return block + names->router; }
+  std::string first_expert() const {
+    return names->is_fused() ? block + names->gate
+                             : fmt::format("{}experts.0.{}.weight", block, names->gate);
+  }
 };
 
-LayerNames names_of(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::kMixtral: return {"block_sparse_moe", "w1", "w3", "w2", ""};
-    case ModelFamily::kQwen2Moe:
-      return {"mlp", "gate_proj", "up_proj", "down_proj", "shared_expert"};
-    default: return {"mlp", "gate_proj", "up_proj", "down_proj", "shared_experts"};
-  }
+LayerPlace place_of(const TensorNames& names, const char* prefix, std::int32_t layer) {
+  return {fmt::format("{}layers.{}.{}.", prefix, layer, names.block), &names};
 }
 
-std::string layer_prefix(const ModelConfig& config, std::int32_t layer) {
-  return fmt::format("model.layers.{}.{}.", layer, names_of(config.family).block);
-}
-
-std::string router_name(const ModelConfig& config, std::int32_t layer) {
-  return layer_prefix(config, layer) + "gate.weight";
-}
-
-bool is_weight_dtype(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-}
-
-TensorView checked_tensor(const Checkpoint& checkpoint, const std::string& name,
-                          std::span<const std::int64_t> shape) {
-  const TensorView view = checkpoint.tensor(name);
-  bool same = view.num_dims() == static_cast<int>(shape.size());
-  for (std::size_t dim = 0; same && dim < shape.size(); ++dim) {
-    same = view.shape(static_cast<int>(dim)) == shape[dim];
-  }
-  if (!same) {
-    fail(Errc::kMalformedFile, "load_moe_layer: tensor {} of {} is {}, but config.json says [{}]",
-         quote(name), checkpoint.file_of(name), view.describe(), fmt::join(shape, ", "));
-  }
-  return view;
-}
-
-[[noreturn]] void fail_dtype(const Checkpoint& checkpoint, const std::string& name,
-                             const TensorView& view, const char* want) {
-  fail(Errc::kMalformedFile, "load_moe_layer: tensor {} of {} is {}, want {}", quote(name),
-       checkpoint.file_of(name), view.describe(), want);
-}
-
-Tensor copy_of(const TensorView& view, std::span<const std::int64_t> shape) {
-  Tensor result(view.dtype(), shape);
-  if (view.num_bytes() > 0) std::memcpy(result.data(), view.data(), view.num_bytes());
-  return result;
-}
-
-// f16, bf16 and power-of-two scales are exact in f32.
-float f16_value(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31;
-  const int fraction = bits & 1023;
-  float magnitude = std::ldexp(static_cast<float>(exponent == 0 ? fraction : fraction + 1024),
-                               std::max(exponent, 1) - 25);
-  if (exponent == 31) {
-    magnitude = fraction == 0 ? std::numeric_limits<float>::infinity()
-                              : std::numeric_limits<float>::quiet_NaN();
-  }
-  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-}
-
-float bf16_value(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value = 0;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-float e8m0_value(std::uint8_t byte) {
-  return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, byte - 127);
-}
-
-// Checkpoints store biases and scales in several dtypes; callers get f32.
-void widen(const Checkpoint& checkpoint, const std::string& name, const TensorView& view,
-           float* out) {
-  const auto count = static_cast<std::size_t>(view.num_elements());
-  const auto* words = view.as<const std::uint16_t>();
-  const auto* bytes = view.as<const std::uint8_t>();
-  switch (view.dtype()) {
-    case DType::kF32:
-      if (count > 0) std::memcpy(out, view.data(), count * sizeof(float));
-      return;
-    case DType::kF16: std::transform(words, words + count, out, f16_value); return;
-    case DType::kBF16: std::transform(words, words + count, out, bf16_value); return;
-    case DType::kE8M0: std::transform(bytes, bytes + count, out, e8m0_value); return;
-    default: fail_dtype(checkpoint, name, view, "f32, bf16, f16 or e8m0");
-  }
-}
-
-/// One projection of several experts, each [rows, columns].
-struct Stack {
-  std::vector<std::string> names;
-  std::int64_t rows;
-  std::int64_t columns;
-};
-
-void load_scales(const Checkpoint& checkpoint, const Stack& stack, std::size_t num_local,
-                 Tensor& scales) {
-  const std::int64_t shape[] = {cdiv(stack.rows, kScaleBlock), cdiv(stack.columns, kScaleBlock)};
-  std::vector<std::string> names;
-  std::vector<TensorView> views;
-  for (std::size_t i = 0; i < num_local; ++i) {
-    names.push_back(stack.names[i] + "_scale_inv");
-    views.push_back(checked_tensor(checkpoint, names.back(), shape));
-  }
-  scales = Tensor(DType::kF32, {static_cast<std::int64_t>(num_local), shape[0], shape[1]});
-  for (std::size_t i = 0; i < num_local; ++i) {
-    widen(checkpoint, names[i], views[i],
-          scales.as<float>() + static_cast<std::int64_t>(i) * shape[0] * shape[1]);
-  }
-}
-
-// All shapes are checked against the file before memory is allocated, so a hostile config.json
-// cannot request more than the checkpoint holds. `num_local` may be 0; the one name then still
-// determines the dtype.
-void load_stack(const Checkpoint& checkpoint, const Stack& stack, std::size_t num_local,
-                Tensor& weights, Tensor& scales) {
-  const std::int64_t shape[] = {stack.rows, stack.columns};
-  std::vector<TensorView> views;
-  for (const std::string& name : stack.names) {
-    const TensorView view = checked_tensor(checkpoint, name, shape);
-    const DType dtype = views.empty() ? view.dtype() : views.front().dtype();
-    if (view.dtype() != dtype) {
-      fail_dtype(checkpoint, name, view, "the dtype of the other experts");
+// Opens no file. Where a layer has a router but no experts, its first place is as good as any.
+std::optional<LayerPlace> find_layer(const Checkpoint& checkpoint, const ModelConfig& config,
+                                     std::int32_t layer) {
+  std::optional<LayerPlace> found;
+  for (const char* prefix : kPrefixes) {
+    for (const TensorNames& names : config.family->names) {
+      LayerPlace place = place_of(names, prefix, layer);
+      if (!checkpoint.contains(place.router())) continue;
+      if (checkpoint.contains(place.first_expert())) return place;
+      if (!found.has_value()) found = std::move(place);
     }
-    if (!is_weight_dtype(dtype) && dtype != DType::kE4M3) {
-      fail_dtype(checkpoint, name, view, "bf16, f16, f32 or e4m3");
-    }
-    views.push_back(view);
   }
-  weights = Tensor(views.front().dtype(),
-                   {static_cast<std::int64_t>(num_local), stack.rows, stack.columns});
-  const std::size_t num_bytes = views.front().num_bytes();
-  for (std::size_t i = 0; i < num_local; ++i) {
-    std::memcpy(weights.as<std::byte>() + i * num_bytes, views[i].data(), num_bytes);
-  }
-  if (weights.dtype() == DType::kE4M3) load_scales(checkpoint, stack, num_local, scales);
+  return found;
 }
 
-struct Projections {
-  const char* gate;
-  const char* up;
-  const char* down;
-};
-
-void load_mlp(const Checkpoint& checkpoint, std::span<const std::string> modules,
-              const Projections& names, std::int64_t intermediate, std::int64_t hidden,
-              std::size_t num_local, ExpertTensors& out) {
-  const auto stack = [&](const char* projection, std::int64_t rows, std::int64_t columns) {
-    Stack result{{}, rows, columns};
-    for (const std::string& module : modules) {
-      result.names.push_back(fmt::format("{}.{}.weight", module, projection));
-    }
-    return result;
-  };
-  load_stack(checkpoint, stack(names.gate, intermediate, hidden), num_local, out.gate,
-             out.gate_scale);
-  load_stack(checkpoint, stack(names.up, intermediate, hidden), num_local, out.up, out.up_scale);
-  load_stack(checkpoint, stack(names.down, hidden, intermediate), num_local, out.down,
-             out.down_scale);
+// The router of a layer that is not there.
+std::string expected_router(const ModelConfig& config, std::int32_t layer) {
+  return place_of(config.family->names[0], kPrefixes[0], layer).router();
 }
 
-Tensor load_plain(const Checkpoint& checkpoint, const std::string& name,
-                  std::initializer_list<std::int64_t> shape) {
-  const TensorView view = checked_tensor(checkpoint, name, std::span(shape.begin(), shape.size()));
-  if (!is_weight_dtype(view.dtype())) fail_dtype(checkpoint, name, view, "bf16, f16 or f32");
-  return copy_of(view, std::span(shape.begin(), shape.size()));
+// For messages: "; its layers are "transformer.layers.*", want ..."
+std::string describe_prefixes(const Checkpoint& checkpoint) {
+  constexpr std::size_t kMaxPrefixes = 4;
+  constexpr std::string_view kLayers = "layers.";
+  std::set<std::string> prefixes;
+  const std::vector<std::string> names = checkpoint.names();
+  for (const std::string& name : names) {
+    const std::size_t at = name.find(kLayers);
+    if (at == name.npos || (at > 0 && name[at - 1] != '.')) continue;
+    if (prefixes.size() < kMaxPrefixes) prefixes.insert(quote(name.substr(0, at)));
+  }
+  if (prefixes.empty()) {
+    return names.empty() ? "" : fmt::format("; its first tensor is {}", quote(names.front()));
+  }
+  std::vector<std::string> known;
+  for (const char* prefix : kPrefixes) known.push_back(quote(prefix));
+  return fmt::format("; its layers begin with {}, want {}", fmt::join(prefixes, ", "),
+                     fmt::join(known, ", "));
 }
 
 std::vector<std::int32_t> layers_present(const Checkpoint& checkpoint, const ModelConfig& config) {
   std::vector<std::int32_t> present;
   for (const std::int32_t layer : config.moe_layers) {
-    if (checkpoint.contains(router_name(config, layer))) present.push_back(layer);
+    if (find_layer(checkpoint, config, layer).has_value()) present.push_back(layer);
   }
   return present;
 }
 
-void check_layer(const Checkpoint& checkpoint, const ModelConfig& config, std::int32_t layer) {
+LayerPlace checked_layer(const Checkpoint& checkpoint, const ModelConfig& config,
+                         std::int32_t layer) {
   require(layer >= 0 && layer < config.num_layers, Errc::kInvalidArgument,
           "load_moe_layer: layer {} is asked for, but {} has layers 0 to {}", layer,
           checkpoint.path(), config.num_layers - 1);
@@ -212,12 +93,12 @@ void check_layer(const Checkpoint& checkpoint, const ModelConfig& config, std::i
     fail(Errc::kInvalidArgument, "load_moe_layer: layer {} of {} is dense; its MoE layers are {}",
          layer, checkpoint.path(), format_ranges(config.moe_layers));
   }
-  if (!checkpoint.contains(router_name(config, layer))) {
-    fail(Errc::kInvalidArgument,
-         "load_moe_layer: {} does not hold layer {} (no tensor {}); it holds the MoE layers {}",
-         checkpoint.path(), layer, quote(router_name(config, layer)),
-         format_ranges(layers_present(checkpoint, config)));
-  }
+  if (std::optional<LayerPlace> place = find_layer(checkpoint, config, layer)) return *place;
+  const std::vector<std::int32_t> present = layers_present(checkpoint, config);
+  fail(Errc::kInvalidArgument, "load_moe_layer: {} does not hold layer {} (no tensor {}){}",
+       checkpoint.path(), layer, quote(expected_router(config, layer)),
+       present.empty() ? describe_prefixes(checkpoint)
+                       : "; it holds the MoE layers " + format_ranges(present));
 }
 
 void check_experts(const ModelConfig& config, std::span<const std::int32_t> expert_ids) {
@@ -226,6 +107,22 @@ void check_experts(const ModelConfig& config, std::span<const std::int32_t> expe
             "load_moe_layer: expert {} is asked for, but {} has experts 0 to {}", id, config.path,
             config.num_experts() - 1);
   }
+}
+
+void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const LayerPlace& place,
+                  std::span<const std::int32_t> expert_ids, ExpertTensors& out) {
+  const MlpSizes sizes{config.hidden, config.moe_intermediate};
+  if (place.names->is_fused()) {
+    load_fused_experts(checkpoint, place.block, *place.names, sizes, config.num_experts(),
+                       expert_ids, out);
+    return;
+  }
+  std::vector<std::string> modules;
+  for (const std::int32_t id : expert_ids) {
+    modules.push_back(fmt::format("{}experts.{}", place.block, id));
+  }
+  if (modules.empty()) modules.push_back(place.block + "experts.0");
+  load_separate_experts(checkpoint, modules, *place.names, sizes, expert_ids.size(), out);
 }
 
 }  // namespace
@@ -237,45 +134,35 @@ ExpertWeights ExpertTensors::view() const {
 
 std::int32_t first_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config) {
   for (const std::int32_t layer : config.moe_layers) {
-    if (checkpoint.contains(router_name(config, layer))) return layer;
+    if (find_layer(checkpoint, config, layer).has_value()) return layer;
   }
-  fail(Errc::kInvalidArgument, "load_moe_layer: {} holds none of the MoE layers {} (no tensor {})",
-       checkpoint.path(), format_ranges(config.moe_layers),
-       quote(router_name(config, config.moe_layers.front())));
+  fail(Errc::kInvalidArgument,
+       "load_moe_layer: {} holds none of the MoE layers {} (no tensor {}){}", checkpoint.path(),
+       format_ranges(config.moe_layers), quote(expected_router(config, config.moe_layers.front())),
+       describe_prefixes(checkpoint));
 }
 
 MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config,
                                std::int32_t layer, std::span<const std::int32_t> expert_ids) {
   MoeLayerWeights result;
   result.layer = layer == -1 ? first_moe_layer(checkpoint, config) : layer;
-  check_layer(checkpoint, config, result.layer);
+  const LayerPlace place = checked_layer(checkpoint, config, result.layer);
   check_experts(config, expert_ids);
-  const LayerNames names = names_of(config.family);
-  const std::string prefix = layer_prefix(config, result.layer);
-
-  std::vector<std::string> modules;
-  for (const std::int32_t id : expert_ids)
-    modules.push_back(fmt::format("{}experts.{}", prefix, id));
-  if (modules.empty()) modules.push_back(prefix + "experts.0");
-  load_mlp(checkpoint, modules, {names.gate, names.up, names.down}, config.moe_intermediate,
-           config.hidden, expert_ids.size(), result.experts);
-  result.router_gate = load_plain(checkpoint, router_name(config, result.layer),
-                                  {config.num_experts(), config.hidden});
+  load_experts(checkpoint, config, place, expert_ids, result.experts);
+  result.router_gate =
+      load_plain(checkpoint, place.router(), {config.num_experts(), config.hidden});
   if (config.has_router_bias) {
-    const std::string name = prefix + "gate.e_score_correction_bias";
-    const std::int64_t shape[] = {config.num_experts()};
-    const TensorView view = checked_tensor(checkpoint, name, shape);
-    result.router_bias = Tensor(DType::kF32, shape);
-    widen(checkpoint, name, view, result.router_bias.as<float>());
+    result.router_bias =
+        load_widened(checkpoint, place.block + place.names->router_bias, {config.num_experts()});
   }
   if (config.shared_intermediate > 0) {
-    const std::string shared[] = {prefix + names.shared};
-    load_mlp(checkpoint, shared, {"gate_proj", "up_proj", "down_proj"}, config.shared_intermediate,
-             config.hidden, 1, result.shared);
+    const std::string shared[] = {place.block + place.names->shared};
+    load_separate_experts(checkpoint, shared, TensorNames{},
+                          {config.hidden, config.shared_intermediate}, 1, result.shared);
   }
   if (config.has_shared_gate) {
     result.shared_gate =
-        load_plain(checkpoint, prefix + "shared_expert_gate.weight", {1, config.hidden});
+        load_plain(checkpoint, place.block + place.names->shared_gate, {1, config.hidden});
   }
   return result;
 }

@@ -25,6 +25,7 @@ using nlohmann::json;
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the reference reader
 constexpr std::size_t kMaxListedDims = 64;
+constexpr std::string_view kPointerStart = "version https://git-lfs";
 
 struct FormatDType {
   const char* name;
@@ -294,6 +295,11 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
   require(bytes.size() >= kLengthBytes, Errc::kMalformedFile,
           "safetensors: {} has {} bytes, want at least 8 for the length of the header", file,
           bytes.size());
+  const std::string_view image(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  require(
+      !image.starts_with(kPointerStart), Errc::kMalformedFile,
+      "safetensors: {} is a Git LFS pointer, want the file that it stands for; run git lfs pull",
+      file);
   std::uint64_t header_bytes = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     header_bytes |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
@@ -305,8 +311,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
   require(header_bytes <= bytes.size() - kLengthBytes, Errc::kMalformedFile,
           "safetensors: {} states a header of {} bytes, but has {} after the length", file,
           header_bytes, bytes.size() - kLengthBytes);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes,
-                              header_bytes);
+  const std::string_view text = image.substr(kLengthBytes, header_bytes);
   require(text.starts_with('{'), Errc::kMalformedFile,
           "safetensors: the header of {} does not begin with '{{'", file);
   // The parser would take a NUL for the end of the text and ignore the rest.

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include <gmock/gmock.h>
 
 #include "cli/run_layer.h"
 #include "io/safetensors.h"
-#include "support/synthetic_checkpoint.h"
 #include "support/temp_folder.h"
 
 namespace switchyard::test {
@@ -157,45 +155,6 @@ TEST(RunTest, TextReportNamesEverything) {
   EXPECT_THAT(run({"--prepare", "local"}).output, HasSubstr("wire     nothing travels\n"));
 }
 
-// Writes the input of a synthetic checkpoint and its independently computed output.
-void write_input(const std::string& path, const SyntheticCheckpoint& made) {
-  const auto table = [&](const std::vector<double>& values) {
-    Tensor tensor(DType::kF32, {made.num_tokens, made.hidden});
-    std::transform(values.begin(), values.end(), tensor.as<float>(),
-                   [](double value) { return static_cast<float>(value); });
-    return tensor;
-  };
-  const Tensor routed = table(made.routed_output);
-  const Tensor shared = table(made.shared_output);
-  const TensorView hidden(made.hidden_states.data(), DType::kBF16, {made.num_tokens, made.hidden});
-  const std::vector<NamedTensor> tensors{
-      {"hidden_states", hidden}, {"routed_output", routed}, {"shared_output", shared}};
-  write_safetensors(path, tensors);
-}
-
-// Every family and weight format: the router runs, and the result is compared with a computation in
-// double that shares no code with the library.
-TEST(RunTest, EveryModelFamilyRuns) {
-  for (int family = 0; family <= static_cast<int>(ModelFamily::kTinyMoe); ++family) {
-    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
-      SyntheticOptions options;
-      options.family = static_cast<ModelFamily>(family);
-      options.dtype = dtype;
-      options.num_shards = family % 2 + 1;
-      const bool has_fp8 = options.family == ModelFamily::kDeepSeekV3;
-      if (dtype == DType::kE4M3 && !has_fp8) continue;
-      const TempFolder folder;
-      write_input(folder.file("activations.safetensors"),
-                  write_synthetic_checkpoint(folder.path(), options));
-      for (const char* ranks : {"1", "3"}) {
-        const nlohmann::json json = run_json({"--ranks", ranks}, folder.path());
-        EXPECT_EQ(json["ok"], true) << name_of(options.family) << " " << json["rel_l2"];
-        EXPECT_FALSE(json["rel_l2"].is_null());
-      }
-    }
-  }
-}
-
 struct BadCall {
   Arguments arguments;
   int exit_code;
@@ -258,30 +217,6 @@ TEST(RunTest, AWrongOptionIsSaidOnce) {
   }
 }
 
-TEST(RunTest, AWrongModelIsSaidOnce) {
-  const TempFolder folder;
-  std::filesystem::copy(SWITCHYARD_DATA_DIR "/tiny-moe", folder.path());
-  std::filesystem::permissions(folder.file("config.json"), std::filesystem::perms::owner_write,
-                               std::filesystem::perm_options::add);
-  const std::string config = read_file(folder.file("config.json"));
-  const auto refuses = [&](const std::string& text, const std::string& words) {
-    std::ofstream(folder.file("config.json")) << text << std::flush;
-    const CommandResult result = run({"--ranks", "3"}, folder.path());
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_EQ(std::ranges::count(result.error, '\n'), 1) << result.error;
-    EXPECT_THAT(result.error, HasSubstr(words));
-  };
-  const auto with_hidden = [&](const std::string& hidden) {
-    const std::string name = "\"hidden_size\": ";
-    std::string text = config;
-    const std::size_t at = text.find(name) + name.size();
-    return text.replace(at, text.find_first_not_of("0123456789", at) - at, hidden);
-  };
-  refuses(with_hidden("2147483648"), "hidden_size is 2147483648, want a whole number");
-  refuses(with_hidden("512"), "hidden_states is bf16 [1024, 256], must be bf16 or f32 [1024, 512]");
-  refuses("{", "config.json: parse error at line 1");
-}
-
 TEST(RunTest, ZeroTokensAreARun) {
   for (const char* prepare : {"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
                               "all_to_all", "all_to_all_one_sided", "local"}) {
@@ -294,36 +229,6 @@ TEST(RunTest, ZeroTokensAreARun) {
       EXPECT_EQ(json["rows_per_rank"], (std::vector<int>{0, 0})) << prepare;
       EXPECT_TRUE(json["rel_l2"].is_null());
     }
-  }
-}
-
-// A file that quantize wrote is not a checkpoint.
-TEST(RunTest, AQuantizedFileIsRefused) {
-  const TempFolder folder;
-  const std::string tiny = SWITCHYARD_DATA_DIR "/tiny-moe";
-  std::filesystem::copy(tiny + "/config.json", folder.path());
-  const CommandResult made =
-      run_command({SWITCHYARD_CLI, "quantize", "--scheme", "fp8_block", "--in",
-                   tiny + "/model.safetensors", "--out", folder.file("model.safetensors")});
-  ASSERT_EQ(made.exit_code, 0) << made.error;
-  const CommandResult result = run({"--ranks", "2"}, folder.path());
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.error, HasSubstr("was written by switchyard quantize; dequantize it first"));
-}
-
-TEST(RunTest, MalformedFilesAreExitCodeTwo) {
-  const TempFolder folder;
-  std::filesystem::copy(SWITCHYARD_DATA_DIR "/tiny-moe", folder.path(),
-                        std::filesystem::copy_options::recursive);
-  const auto model = folder.file("model.safetensors");
-  std::filesystem::permissions(model, std::filesystem::perms::owner_write,
-                               std::filesystem::perm_options::add);
-  std::filesystem::resize_file(model, 100'000);
-  for (const char* engine : {"local", "shm"}) {
-    const CommandResult result = run({"--ranks", "2", "--engine", engine}, folder.path());
-    EXPECT_EQ(result.exit_code, 2) << result.error;
-    EXPECT_THAT(result.error, HasSubstr("malformed_file"));
-    EXPECT_THAT(result.error, HasSubstr("model.safetensors"));
   }
 }
 

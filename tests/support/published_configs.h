@@ -43,6 +43,23 @@ inline constexpr const char* kQwen3 =
  "num_experts_per_tok": 8, "num_hidden_layers": 48})";
 inline constexpr const char* kMixtral = R"({"model_type": "mixtral", "hidden_size": 4096,
  "intermediate_size": 14336, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_local_experts": 8})";
+inline constexpr const char* kOlmoe = R"({"model_type": "olmoe", "hidden_act": "silu",
+ "hidden_size": 2048, "intermediate_size": 1024, "norm_topk_prob": false, "num_experts": 64,
+ "num_experts_per_tok": 8, "num_hidden_layers": 16})";
+inline constexpr const char* kGlm = R"({"architectures": ["Glm4MoeForCausalLM"],
+ "model_type": "glm4_moe", "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 5120,
+ "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 160,
+ "n_shared_experts": 1, "norm_topk_prob": true, "num_experts_per_tok": 8, "num_hidden_layers": 92,
+ "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "topk_group": 1})";
+inline constexpr const char* kDots = R"({"model_type": "dots1", "first_k_dense_replace": 1,
+ "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
+ "n_routed_experts": 128, "n_shared_experts": 2, "norm_topk_prob": true, "num_experts_per_tok": 6,
+ "num_hidden_layers": 62, "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc",
+ "topk_group": 1, "topk_method": "noaux_tc"})";
+inline constexpr const char* kQwen3Next = R"({"model_type": "qwen3_next",
+ "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 5120, "mlp_only_layers": [],
+ "moe_intermediate_size": 512, "norm_topk_prob": true, "num_experts": 512,
+ "num_experts_per_tok": 10, "num_hidden_layers": 48, "shared_expert_intermediate_size": 512})";
 
 /// Returns `text` with the first `from` replaced by `to`.
 inline std::string replaced(std::string text, const std::string& from, const std::string& to) {

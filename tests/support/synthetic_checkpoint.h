@@ -14,12 +14,12 @@
 
 #include "switchyard/tensor.h"
 
-#include "io/model_config.h"
+#include "support/synthetic_family.h"
 
 namespace switchyard::test {
 
 struct SyntheticOptions {
-  ModelFamily family = ModelFamily::kTinyMoe;
+  SyntheticFamily family = SyntheticFamily::kTinyMoe;
   DType dtype = DType::kBF16;  ///< of expert weights: bf16, f16, f32, or e4m3 with 128 x 128 scales
   int num_shards = 1;  ///< 2 or more: experts are spread over that many files, with an index
   int num_tokens = 16;

@@ -8,9 +8,15 @@
 
 #include <fmt/format.h>
 
-#include "io/model_config.h"
-
 namespace switchyard::test {
+
+enum class SyntheticFamily { kDeepSeekV2, kDeepSeekV3, kQwen2Moe, kQwen3Moe, kMixtral, kTinyMoe };
+
+inline const char* name_of(SyntheticFamily family) {
+  constexpr const char* kNames[] = {"deepseek_v2", "deepseek_v3", "qwen2_moe",
+                                    "qwen3_moe",   "mixtral",     "tiny_moe"};
+  return kNames[static_cast<int>(family)];
+}
 
 enum class Groups { kNone, kBest, kTop2 };
 
@@ -110,14 +116,14 @@ inline Family tiny_moe() {
   return f;
 }
 
-inline Family family_of(ModelFamily family, int norm_topk_prob) {
+inline Family family_of(SyntheticFamily family, int norm_topk_prob) {
   switch (family) {
-    case ModelFamily::kDeepSeekV2: return deepseek_v2(norm_topk_prob);
-    case ModelFamily::kDeepSeekV3: return deepseek_v3(norm_topk_prob);
-    case ModelFamily::kQwen2Moe: return qwen2_moe();
-    case ModelFamily::kQwen3Moe: return qwen3_moe();
-    case ModelFamily::kMixtral: return mixtral();
-    case ModelFamily::kTinyMoe: return tiny_moe();
+    case SyntheticFamily::kDeepSeekV2: return deepseek_v2(norm_topk_prob);
+    case SyntheticFamily::kDeepSeekV3: return deepseek_v3(norm_topk_prob);
+    case SyntheticFamily::kQwen2Moe: return qwen2_moe();
+    case SyntheticFamily::kQwen3Moe: return qwen3_moe();
+    case SyntheticFamily::kMixtral: return mixtral();
+    case SyntheticFamily::kTinyMoe: return tiny_moe();
   }
   throw std::logic_error("family");
 }

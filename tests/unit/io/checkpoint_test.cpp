@@ -71,6 +71,17 @@ TEST(CheckpointTest, FoldersWithoutACheckpoint) {
   expect_invalid("none", [&] { Checkpoint checkpoint(folder.file("none")); });
 }
 
+// The input of `switchyard run`, which may lie beside a model, is none.
+TEST(CheckpointTest, FilesOfOtherFormatsAreNamed) {
+  const TempFolder folder;
+  folder.write("pytorch_model.bin", "x");
+  write_one(folder.file("activations.safetensors"), "hidden_states", 1);
+  expect_invalid("holds pytorch_model.bin, but only *.safetensors files are read",
+                 [&] { Checkpoint checkpoint(folder.path()); });
+  write_one(folder.file("other.safetensors"), "w", 1);
+  EXPECT_TRUE(Checkpoint(folder.path()).contains("w"));
+}
+
 TEST(CheckpointTest, IndexCannotLeaveTheFolder) {
   for (const char* shard : {"../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors",
                             "./x.safetensors", "..", "", "x.bin", "a\\\\b.safetensors",
@@ -88,7 +99,7 @@ TEST(CheckpointTest, MalformedIndex) {
     const char* phrase;
   } cases[] = {{"", "index.json"},
                {"{}", "index.json has no key weight_map"},
-               {R"({"weight_map": null})", "has no key weight_map"},
+               {R"({"weight_map": null})", "weight_map is null, want a value"},
                {R"({"weight_map": []})", "weight_map is an array, want an object"},
                {R"({"weight_map": {"w": 1}})", "tensor \"w\" maps to 1, want a file name"},
                {R"({"weight_map": {"w": {"x": 1}}})", "maps to an object"},

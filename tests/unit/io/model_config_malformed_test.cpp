@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "io/model_config.h"
@@ -43,7 +44,7 @@ TEST(MalformedModelConfigTest, BadValuesNameFileKeyAndValue) {
        {"\"hidden_size\": 7168", "\"hidden_size\": 18446744073709551615", "from 1 to 16777216"},
        {"\"hidden_size\": 7168", "\"hidden_size\": 1e999", "number overflow"},
        {"\"hidden_size\": 7168", "\"hidden_size\": [7168]", "hidden_size is an array"},
-       {"\"hidden_size\": 7168", "\"hidden_size\": null", "has no key hidden_size"},
+       {"\"hidden_size\": 7168", "\"hidden_size\": null", "hidden_size is null, want a value"},
        {"\"hidden_size\": 7168", "\"hidden\": 7168", "has no key hidden_size"},
        {"\"hidden_size\": 7168", "\"n_group\": 7168", "has the key \"n_group\" twice"},
        {"\"n_routed_experts\": 256", "\"n_routed_experts\": 65536", "from 1 to 65535"},
@@ -116,10 +117,26 @@ TEST(MalformedModelConfigTest, OtherModelsAreNotSupported) {
   expect_error(Errc::kNotSupported, "model_type is \"llama\", want one of: deepseek_v2",
                [&] { parse(R"({"model_type": "llama"})"); });
   expect_error(Errc::kNotSupported, "model_type is absent", [&] { parse("{}"); });
+  expect_error(
+      Errc::kNotSupported, "model_type is \"llava\", of its text_config \"llama\", want",
+      [&] { parse(R"({"model_type": "llava", "text_config": {"model_type": "llama"}})"); });
+  expect_error(Errc::kMalformedFile, "config.json: text_config has no key num_hidden_layers",
+               [&] { parse(R"({"model_type": "kimi_k25", "text_config": {}})"); });
   expect_error(Errc::kNotSupported, "hidden_act is \"gelu\"",
                [&] { parse(replaced(kV2Lite, "\"silu\"", "\"gelu\"")); });
-  expect_error(Errc::kNotSupported, "quant_method \"gptq\"",
-               [&] { parse(replaced(kV3, "\"fp8\"", "\"gptq\"")); });
+  for (const char* method : {"awq", "gptq", "modelopt", "bitsandbytes", "compressed-tensors"}) {
+    const std::string quantization = replaced(
+        R"("quantization_config": {"quant_method": "METHOD", "bits": 4}, "x":)", "METHOD", method);
+    expect_error(Errc::kNotSupported,
+                 fmt::format("quantization_config has quant_method \"{}\", want \"fp8\"; "
+                             "dequantize the checkpoint first",
+                             method),
+                 [&] { parse(replaced(kV3, "\"quantization_config\":", quantization)); });
+  }
+  expect_error(Errc::kNotSupported, "has quant_method absent, want \"fp8\"",
+               [&] { parse(replaced(kV3, "\"quant_method\"", "\"method\"")); });
+  expect_error(Errc::kNotSupported, "quantization_config has fmt \"e5m2\", want \"e4m3\"",
+               [&] { parse(replaced(kV3, "\"e4m3\"", "\"e5m2\"")); });
   expect_error(Errc::kNotSupported, "weight_block_size of quantization_config is [64,128]",
                [&] { parse(replaced(kV3, "[128, 128]", "[64, 128]")); });
   expect_error(Errc::kMalformedFile, "quantization_config holds 7, want an object", [&] {

@@ -24,7 +24,8 @@ using namespace test;
 
 TEST(MoeLayerFilesTest, ARankReadsOnlyTheFilesOfItsExperts) {
   const TempFolder folder;
-  write_synthetic_checkpoint(folder.path(), {.family = ModelFamily::kQwen3Moe, .num_shards = 3});
+  write_synthetic_checkpoint(folder.path(),
+                             {.family = SyntheticFamily::kQwen3Moe, .num_shards = 3});
   // Experts 0-2, 3-5 and 6-8 are in one file each; the router is in the first.
   std::filesystem::remove(folder.file("model-00003-of-00003.safetensors"));
   const ModelConfig config = read_model_config(folder.path());
@@ -37,7 +38,7 @@ TEST(MoeLayerFilesTest, ARankReadsOnlyTheFilesOfItsExperts) {
 TEST(MoeLayerFilesTest, ExpertsComeInTheOrderAskedFor) {
   const TempFolder folder;
   write_synthetic_checkpoint(folder.path(),
-                             {.family = ModelFamily::kDeepSeekV3, .dtype = DType::kE4M3});
+                             {.family = SyntheticFamily::kDeepSeekV3, .dtype = DType::kE4M3});
   const ModelConfig config = read_model_config(folder.path());
   const Checkpoint checkpoint(folder.path());
   const std::int32_t ids[] = {5, 2, 5};
@@ -62,7 +63,8 @@ TEST(MoeLayerFilesTest, ExpertsComeInTheOrderAskedFor) {
 
 TEST(MoeLayerFilesTest, WrongLayersAndExpertsAreNamed) {
   const TempFolder folder;
-  write_synthetic_checkpoint(folder.path(), {.family = ModelFamily::kDeepSeekV3, .num_tokens = 1});
+  write_synthetic_checkpoint(folder.path(),
+                             {.family = SyntheticFamily::kDeepSeekV3, .num_tokens = 1});
   const ModelConfig config = read_model_config(folder.path());
   const Checkpoint checkpoint(folder.path());
   const auto load = [&](int layer, int first, int count) {
@@ -135,7 +137,7 @@ TEST(MoeLayerFilesTest, TensorsThatDoNotFitTheConfigAreNamed) {
     const TempFolder folder;
     write_synthetic_checkpoint(
         folder.path(),
-        {.family = ModelFamily::kDeepSeekV3, .dtype = DType::kE4M3, .num_tokens = 1});
+        {.family = SyntheticFamily::kDeepSeekV3, .dtype = DType::kE4M3, .num_tokens = 1});
     const ModelConfig config = read_model_config(folder.path());
     const Tensor replacement(c.dtype, c.shape);
     rewrite_without(folder.path(), prefix + c.name, &replacement);
@@ -158,13 +160,14 @@ TEST(MoeLayerFilesTest, ScalesAndBiasesAreWidened) {
   const std::string scale_name = "model.layers.2.mlp.experts.0.gate_proj.weight_scale_inv";
   const TempFolder folder;
   write_synthetic_checkpoint(
-      folder.path(), {.family = ModelFamily::kDeepSeekV3, .dtype = DType::kE4M3, .num_tokens = 1});
+      folder.path(),
+      {.family = SyntheticFamily::kDeepSeekV3, .dtype = DType::kE4M3, .num_tokens = 1});
   Tensor bias(DType::kF16, {8});
   const std::uint16_t bias_bits[] = {0x3C00, 0xC000, 0x0001, 0x7BFF,
                                      0x8000, 0x7C00, 0xFC00, 0x7E01};
   std::copy_n(bias_bits, 8, bias.as<std::uint16_t>());
   Tensor scale(DType::kE8M0, {2, 2});
-  const std::uint8_t scale_bits[] = {127, 0, 254, 255};
+  const std::uint8_t scale_bits[] = {127, 0, 254, 1};
   std::copy_n(scale_bits, 4, scale.as<std::uint8_t>());
   rewrite_without(folder.path(), bias_name, &bias);
   rewrite_without(folder.path(), scale_name, &scale);
@@ -180,7 +183,39 @@ TEST(MoeLayerFilesTest, ScalesAndBiasesAreWidened) {
   EXPECT_EQ(scales[0], 1.0f);
   EXPECT_EQ(scales[1], 0x1p-127f);
   EXPECT_EQ(scales[2], 0x1p127f);
-  EXPECT_TRUE(std::isnan(scales[3]));
+  EXPECT_EQ(scales[3], 0x1p-126f);
+}
+
+TEST(MoeLayerFilesTest, WeightScalesAreNumbersFromZero) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const struct {
+    float value;
+    const char* phrase;
+  } cases[] = {
+      {std::numeric_limits<float>::quiet_NaN(), "is nan"}, {infinity, "is inf"}, {-1.0f, "is -1"}};
+  const std::string prefix = "model.layers.2.mlp.";
+  for (const auto& c : cases) {
+    for (const std::string module : {"experts.1.down_proj", "shared_experts.up_proj"}) {
+      SCOPED_TRACE(module + " " + c.phrase);
+      const TempFolder folder;
+      write_synthetic_checkpoint(
+          folder.path(),
+          {.family = SyntheticFamily::kDeepSeekV3, .dtype = DType::kE4M3, .num_tokens = 1});
+      const std::string name = prefix + module + ".weight_scale_inv";
+      Tensor scale(DType::kF32, {2, 2});
+      std::fill_n(scale.as<float>(), 4, 0.0f);
+      scale.as<float>()[2] = c.value;
+      rewrite_without(folder.path(), name, &scale);
+      const ModelConfig config = read_model_config(folder.path());
+      const Checkpoint checkpoint(folder.path());
+      const auto load = [&] { load_moe_layer(checkpoint, config, 2, 0, 2); };
+      expect_error(Errc::kMalformedFile, "element 2 of the weight scales \"" + name + "\" of ",
+                   load);
+      expect_error(Errc::kMalformedFile, std::string(c.phrase) + ", want a finite number from 0",
+                   load);
+      if (module == "experts.1.down_proj") load_moe_layer(checkpoint, config, 2, 2, 2);
+    }
+  }
 }
 
 }  // namespace

@@ -179,22 +179,22 @@ TEST(MoeLayerTest, EveryFamilyGivesItsIndependentlyComputedOutput) {
     SyntheticOptions options;
     std::int32_t first_of_rank_1;
   } cases[] = {
-      {{.family = ModelFamily::kTinyMoe}, 3},
-      {{.family = ModelFamily::kTinyMoe, .dtype = DType::kF32}, 7},
-      {{.family = ModelFamily::kMixtral}, 1},
-      {{.family = ModelFamily::kMixtral, .dtype = DType::kF16, .num_shards = 2}, 2},
-      {{.family = ModelFamily::kQwen2Moe}, 4},
-      {{.family = ModelFamily::kQwen3Moe, .num_shards = 3}, 5},
-      {{.family = ModelFamily::kQwen3Moe, .dtype = DType::kE4M3}, 5},
-      {{.family = ModelFamily::kDeepSeekV2, .num_shards = 2}, 6},
-      {{.family = ModelFamily::kDeepSeekV2, .norm_topk_prob = 1}, 6},
-      {{.family = ModelFamily::kDeepSeekV3, .num_tokens = 5}, 0},
-      {{.family = ModelFamily::kDeepSeekV3,
+      {{.family = SyntheticFamily::kTinyMoe}, 3},
+      {{.family = SyntheticFamily::kTinyMoe, .dtype = DType::kF32}, 7},
+      {{.family = SyntheticFamily::kMixtral}, 1},
+      {{.family = SyntheticFamily::kMixtral, .dtype = DType::kF16, .num_shards = 2}, 2},
+      {{.family = SyntheticFamily::kQwen2Moe}, 4},
+      {{.family = SyntheticFamily::kQwen3Moe, .num_shards = 3}, 5},
+      {{.family = SyntheticFamily::kQwen3Moe, .dtype = DType::kE4M3}, 5},
+      {{.family = SyntheticFamily::kDeepSeekV2, .num_shards = 2}, 6},
+      {{.family = SyntheticFamily::kDeepSeekV2, .norm_topk_prob = 1}, 6},
+      {{.family = SyntheticFamily::kDeepSeekV3, .num_tokens = 5}, 0},
+      {{.family = SyntheticFamily::kDeepSeekV3,
         .dtype = DType::kE4M3,
         .num_shards = 2,
         .num_tokens = 5},
        4},
-      {{.family = ModelFamily::kDeepSeekV3, .num_tokens = 3, .norm_topk_prob = 0}, 5},
+      {{.family = SyntheticFamily::kDeepSeekV3, .num_tokens = 3, .norm_topk_prob = 0}, 5},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(std::string(name_of(c.options.family)) + " " + name_of(c.options.dtype));

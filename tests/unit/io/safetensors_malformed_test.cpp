@@ -99,6 +99,14 @@ const BadHeader kBadHeaders[] = {
     {"HugeName", R"({")" + std::string(1'000'000, 'n') + R"(":7})", 0, "nnn...\" is number 7"},
 };
 
+TEST(MalformedSafetensorsTest, AGitLfsPointerIsNamed) {
+  const TempFolder folder;
+  const std::string path = folder.write(
+      "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+  expect_error(Errc::kMalformedFile, path + " is a Git LFS pointer, want the file that it stands",
+               [&] { SafetensorsFile::open(path); });
+}
+
 TEST(MalformedSafetensorsTest, EveryBadHeaderIsOneClearError) {
   for (const BadHeader& bad : kBadHeaders) {
     SCOPED_TRACE(bad.name);
