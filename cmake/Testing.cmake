@@ -8,11 +8,12 @@ if(SWITCHYARD_SANITIZE)
   set(SWITCHYARD_TEST_OPTIONS -O0)
 endif()
 
-# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s] [HOT])
+# switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s] [HOT] [ALONE a.cpp ...])
 # One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.
 # HOT: the test itself computes for long; it is optimised like the library.
+# ALONE: sources with names of their own that another source of the test has too; they are units of their own.
 function(switchyard_add_test)
-  cmake_parse_arguments(ARG "HOT" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "NAME;LABEL;TIMEOUT" "SOURCES;LIBRARIES;ALONE" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -24,6 +25,7 @@ function(switchyard_add_test)
   if(NOT ARG_HOT)
     target_compile_options(${ARG_NAME} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
   endif()
+  switchyard_unite(${ARG_NAME} EXCEPT ${ARG_ALONE})
   # Tests with processes or GPUs depend on the whole machine (sockets, deadlines, free memory): they run one at a time.
   set(is_serial FALSE)
   if(ARG_LABEL MATCHES "^(process|cuda)$")

@@ -12,6 +12,7 @@ endif()
 foreach(folder cuda heap exchange/push module)
   add_subdirectory(${folder})
 endforeach()
+switchyard_unite(switchyard_cuda_objects)
 
 # An object library cannot hold the objects of another.
 set(SWITCHYARD_CUDA_OBJECTS $<TARGET_OBJECTS:switchyard_cuda_objects> CACHE INTERNAL "all objects of the CUDA module")
