@@ -13,7 +13,12 @@
 
 namespace switchyard {
 
-enum class Scoring : std::uint8_t { kSoftmax, kSigmoid };
+enum class Scoring : std::uint8_t {
+  kSoftmax,
+  kSigmoid,
+  kSparseMixer,  ///< PhiMoE at inference, K = 2: each choice, without those before it, is weighted
+                 ///< by a softmax over the logits that are near the largest; see `jitter`
+};
 
 /// How experts are restricted to the best groups before the top-k.
 enum class GroupSelection : std::uint8_t {
@@ -27,10 +32,16 @@ struct RouterConfig {
   std::int32_t num_topk = 0;     ///< K, from 1 to 64 and at most E
   Scoring scoring = Scoring::kSoftmax;
   bool norm_topk_prob = false;         ///< divide the chosen weights by their sum
+  float norm_min = 0.0f;               ///< divide by no less than this (Ernie-4.5: moe_norm_min)
   float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after normalization
   GroupSelection group_selection = GroupSelection::kNone;
   std::int32_t num_groups = 1;   ///< must divide E
   std::int32_t topk_groups = 1;  ///< groups that remain eligible
+  /// The bias is added to the logits, and so counts in the weights too (gpt-oss).
+  bool bias_on_logits = false;
+  /// kSparseMixer (PhiMoE: router_jitter_noise): a logit x is near the largest, m, unless
+  /// (m - x) / max(|x|, m) is above 2 * jitter.
+  float jitter = 0.01f;
 };
 
 /// logits = hidden x gate^T in f32: one fma chain per logit, h ascending, from +0.
@@ -47,14 +58,16 @@ SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& ga
 ///
 ///   logits        [T, E]  f32, contiguous
 ///   bias          [E] f32 or absent (e_score_correction_bias): added to the scores for the choice
-///                 only; weights always come from the unbiased scores
+///                 only, and weights come from the unbiased scores; unless bias_on_logits
 ///   topk_ids      [T, K]  i32 or i64, contiguous; written
 ///   topk_weights  [T, K]  f32, contiguous; written
 ///
-/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. Softmax and sigmoid use the
-/// library's own exp, so the bits are the same on every machine.
+/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. Sigmoid without groups and bias
+/// chooses by the logits, which still differ where their scores round to 1. Softmax and sigmoid use
+/// the library's own exp, so the bits are the same on every machine.
 /// Errors: kInvalidArgument (shapes, dtypes, an inconsistent config).
-/// Source: Hugging Face DeepSeek-V2/V3, Qwen2-MoE and Mixtral routers.
+/// Source: Hugging Face DeepSeek-V2/V3, Qwen2-MoE, Mixtral, gpt-oss, Llama-4, Ernie-4.5 and PhiMoE
+/// routers.
 SWITCHYARD_API void select_experts(const RouterConfig& config, const TensorView& logits,
                                    const TensorView& bias, const TensorView& topk_ids,
                                    const TensorView& topk_weights);

@@ -18,7 +18,7 @@ namespace switchyard::python {
 template <>
 struct EnumNames<Scoring> {
   static constexpr const char* kWhat = "scoring";
-  static constexpr const char* kNames[] = {"softmax", "sigmoid"};
+  static constexpr const char* kNames[] = {"softmax", "sigmoid", "sparse_mixer"};
 };
 template <>
 struct EnumNames<GroupSelection> {
@@ -45,7 +45,7 @@ PyTensor logits_of(nb::handle hidden_array, nb::handle gate_array) {
 nb::tuple select(nb::handle logits_array, std::int32_t num_topk, nb::handle bias_array,
                  const std::string& scoring, bool norm_topk_prob, float routed_scaling_factor,
                  const std::string& group_selection, std::int32_t num_groups,
-                 std::int32_t topk_groups) {
+                 std::int32_t topk_groups, bool bias_on_logits, float norm_min, float jitter) {
   Arrays arrays;
   const TensorView logits = arrays.in(logits_array, "select_experts: logits");
   const TensorView bias = arrays.in(bias_array, "select_experts: bias");
@@ -58,10 +58,13 @@ nb::tuple select(nb::handle logits_array, std::int32_t num_topk, nb::handle bias
                             .num_topk = num_topk,
                             .scoring = enum_from<Scoring>(scoring),
                             .norm_topk_prob = norm_topk_prob,
+                            .norm_min = norm_min,
                             .routed_scaling_factor = routed_scaling_factor,
                             .group_selection = enum_from<GroupSelection>(group_selection),
                             .num_groups = num_groups,
-                            .topk_groups = topk_groups};
+                            .topk_groups = topk_groups,
+                            .bias_on_logits = bias_on_logits,
+                            .jitter = jitter};
   PyTensor ids = arrays.allocate(DType::kI32, {logits.shape(0), num_topk});
   PyTensor weights = arrays.allocate(DType::kF32, {logits.shape(0), num_topk});
   without_gil([&] { select_experts(config, logits, bias, ids.view, weights.view); });
@@ -80,14 +83,21 @@ void bind_router(nb::module_& m) {
       nb::arg("bias").none() = nb::none(), nb::arg("scoring") = "softmax",
       nb::arg("norm_topk_prob") = false, nb::arg("routed_scaling_factor") = 1.0f,
       nb::arg("group_selection") = "none", nb::arg("num_groups") = 1, nb::arg("topk_groups") = 1,
+      nb::arg("bias_on_logits") = false, nb::arg("norm_min") = 0.0f, nb::arg("jitter") = 0.01f,
       nb::sig(
           "def select_experts(logits: Array, num_topk: int, *, bias: Array | None = None, scoring: "
-          "Literal['softmax', 'sigmoid'] = 'softmax', norm_topk_prob: bool = False, "
+          "Literal['softmax', 'sigmoid', 'sparse_mixer'] = 'softmax', norm_topk_prob: bool = "
+          "False, "
           "routed_scaling_factor: float = 1.0, group_selection: Literal['none', 'max', 'top2_sum'] "
-          "= 'none', num_groups: int = 1, topk_groups: int = 1) -> tuple[Tensor, Tensor]"),
+          "= 'none', num_groups: int = 1, topk_groups: int = 1, bias_on_logits: bool = False, "
+          "norm_min: float = 0.0, jitter: float = 0.01) -> tuple[Tensor, Tensor]"),
       "(topk_ids i32 [T, K], topk_weights f32 [T, K]), best first, from f32 logits [T, E]. CPUs "
       "only.\n"
-      "bias  f32 [E], added to the scores for the choice only");
+      "bias      f32 [E], added to the scores for the choice only; with bias_on_logits (gpt-oss) "
+      "to\n"
+      "          the logits\n"
+      "norm_min  norm_topk_prob divides by no less (Ernie-4.5)\n"
+      "jitter    of sparse_mixer (PhiMoE: router_jitter_noise)");
 }
 
 }  // namespace switchyard::python

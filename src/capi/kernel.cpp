@@ -22,7 +22,8 @@ RouterConfig router_config_of(const sy_router_config* given) {
   const sy_router_config from = read_required(given, "config");
   const auto scoring_from_name = [](std::string_view name) -> std::optional<Scoring> {
     if (name == "softmax") return Scoring::kSoftmax;
-    return name == "sigmoid" ? std::optional(Scoring::kSigmoid) : std::nullopt;
+    if (name == "sigmoid") return Scoring::kSigmoid;
+    return name == "sparse_mixer" ? std::optional(Scoring::kSparseMixer) : std::nullopt;
   };
   const auto selection_from_name = [](std::string_view name) -> std::optional<GroupSelection> {
     if (name == "none") return GroupSelection::kNone;
@@ -32,9 +33,12 @@ RouterConfig router_config_of(const sy_router_config* given) {
   RouterConfig config;
   config.num_experts = from.num_experts;
   config.num_topk = from.num_topk;
-  config.scoring =
-      named(from.scoring, "scoring", Scoring::kSoftmax, scoring_from_name, "softmax or sigmoid");
+  config.scoring = named(from.scoring, "scoring", Scoring::kSoftmax, scoring_from_name,
+                         "softmax, sigmoid or sparse_mixer");
   config.norm_topk_prob = from.norm_topk_prob;
+  config.norm_min = from.norm_min;
+  config.bias_on_logits = from.bias_on_logits;
+  config.jitter = from.jitter;
   config.routed_scaling_factor =
       from.routed_scaling_factor == 0 ? 1.0f : from.routed_scaling_factor;
   config.group_selection = named(from.group_selection, "group_selection", GroupSelection::kNone,

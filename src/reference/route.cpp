@@ -45,6 +45,19 @@ std::vector<float> sigmoids(std::span<const float> logits) {
   return scores;
 }
 
+// What the choice compares: biased scores; the logits themselves where they order as the scores do,
+// since scores of 1 no longer tell logits apart.
+std::vector<float> compared_values(const RouterConfig& config, const std::vector<float>& logits,
+                                   const std::vector<float>& scores, std::span<const float> bias) {
+  if (bias.empty() && config.scoring == Scoring::kSigmoid &&
+      config.group_selection == GroupSelection::kNone) {
+    return logits;
+  }
+  std::vector<float> choice = scores;
+  for (std::size_t e = 0; e < bias.size(); ++e) choice[e] += bias[e];
+  return choice;
+}
+
 // Experts of the best groups; every expert without groups.
 std::vector<bool> allowed_experts(const RouterConfig& config, const std::vector<float>& choice) {
   if (config.group_selection == GroupSelection::kNone)
@@ -75,11 +88,33 @@ void finish_weights(const RouterConfig& config, std::span<float> weights) {
     float sum = 0.0f;
     for (const float weight : weights) sum += weight;
     if (config.group_selection == GroupSelection::kTop2Sum) sum += 1e-20f;
-    for (float& weight : weights) weight /= sum;
+    for (float& weight : weights) weight /= sum < config.norm_min ? config.norm_min : sum;
   }
   for (float& weight : weights) {
     weight = round_to(DType::kF32, weight * config.routed_scaling_factor);
   }
+}
+
+// kSparseMixer: the best expert, then the best of the others, each weighted by a softmax without
+// what is far from it and, for the second, without the first.
+void mix_sparsely(const RouterConfig& config, const std::vector<float>& logits, Routing& routing,
+                  std::int64_t t) {
+  std::vector<float> left = logits;
+  for (std::int32_t k = 0; k < 2; ++k) {
+    const auto best = static_cast<std::size_t>(ranking(logits)[static_cast<std::size_t>(k)]);
+    const float m = logits[best];
+    std::vector<float> near = left;
+    for (std::size_t e = 0; e < near.size(); ++e) {
+      const float size = std::abs(logits[e]) < m ? m : std::abs(logits[e]);
+      if ((m - logits[e]) / size > 2.0f * config.jitter) {
+        near[e] = -std::numeric_limits<float>::infinity();
+      }
+    }
+    routing.topk_ids(t, k) = static_cast<std::int32_t>(best);
+    routing.topk_weights(t, k) = softmax(near)[best];
+    left[best] = -std::numeric_limits<float>::infinity();
+  }
+  finish_weights(config, routing.topk_weights.row(t));
 }
 
 }  // namespace
@@ -154,10 +189,18 @@ Routing select_experts(const RouterConfig& config, const Table<float>& logits,
   Routing routing{Table<std::int32_t>(logits.rows, config.num_topk),
                   Table<float>(logits.rows, config.num_topk)};
   for (std::int64_t t = 0; t < logits.rows; ++t) {
+    std::vector<float> values(logits.row(t).begin(), logits.row(t).end());
+    if (config.scoring == Scoring::kSparseMixer) {
+      mix_sparsely(config, values, routing, t);
+      continue;
+    }
+    if (config.bias_on_logits) {
+      for (std::size_t e = 0; e < bias.size(); ++e) values[e] += bias[e];
+    }
     const std::vector<float> scores =
-        config.scoring == Scoring::kSoftmax ? softmax(logits.row(t)) : sigmoids(logits.row(t));
-    std::vector<float> choice = scores;
-    for (std::size_t e = 0; e < bias.size(); ++e) choice[e] += bias[e];
+        config.scoring == Scoring::kSoftmax ? softmax(values) : sigmoids(values);
+    const std::vector<float> choice = compared_values(
+        config, values, scores, config.bias_on_logits ? std::span<const float>() : bias);
     const std::vector<bool> allowed = allowed_experts(config, choice);
     std::int32_t k = 0;
     for (const std::int32_t e : ranking(choice)) {

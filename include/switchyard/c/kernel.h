@@ -18,12 +18,15 @@ typedef struct sy_router_config {
   size_t struct_size;
   int32_t num_experts;
   int32_t num_topk;
-  const char* scoring;          ///< "softmax" (NULL) or "sigmoid"
+  const char* scoring;          ///< "softmax" (NULL), "sigmoid" or "sparse_mixer"
   const char* group_selection;  ///< "none" (NULL), "max" or "top2_sum"
   int32_t num_groups;           ///< 0: 1
   int32_t topk_groups;          ///< 0: 1
   float routed_scaling_factor;  ///< 0: 1
   bool norm_topk_prob;
+  bool bias_on_logits;
+  float norm_min;
+  float jitter;  ///< of sparse_mixer
 } sy_router_config;
 
 /// router_logits: hidden [T, H] x gate [E, H] to logits [T, E] f32, on the host.

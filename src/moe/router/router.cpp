@@ -4,7 +4,8 @@
 // a sorted list of K candidates, which is cheap because K is small and most experts never enter the
 // list.
 //
-// Source: Hugging Face DeepseekV2 (group_limited_greedy), DeepseekV3 (noaux_tc), Qwen2Moe, Mixtral.
+// Source: Hugging Face DeepseekV2 (group_limited_greedy), DeepseekV3 (noaux_tc), Qwen2Moe, Mixtral,
+// Phimoe (sparsemixer).
 // Hugging Face gives experts of excluded groups the score 0, so that one of them can still win
 // against negative biased scores. Here, as in vLLM's grouped_topk, they cannot be chosen.
 
@@ -89,21 +90,69 @@ class Selector {
         best_members_(config.group_selection == GroupSelection::kTop2Sum ? 2 : 1) {}
 
   // Fills `weights` and returns the chosen experts, best first.
-  std::span<const Candidate> select(std::span<const float> logits, std::span<float> weights) {
-    (config_.scoring == Scoring::kSoftmax ? score_softmax : score_sigmoid)(logits, scores_);
-    std::copy(scores_.begin(), scores_.end(), choice_.begin());
-    for (std::size_t e = 0; e < bias_.size(); ++e) choice_[e] += bias_[e];
+  std::span<const Candidate> select(std::span<const float> given, std::span<float> weights) {
+    const std::span<const float> logits = config_.bias_on_logits ? biased(given) : given;
     best_experts_.clear();
-    if (config_.group_selection == GroupSelection::kNone) {
+    if (config_.scoring == Scoring::kSparseMixer) {
+      std::copy(logits.begin(), logits.end(), choice_.begin());
       offer_experts(0, config_.num_experts);
+      weigh_near(logits, weights);
     } else {
-      offer_groups();
+      score(logits);
+      if (config_.group_selection == GroupSelection::kNone) {
+        offer_experts(0, config_.num_experts);
+      } else {
+        offer_groups();
+      }
+      const std::span<const Candidate> best = best_experts_.best();
+      for (std::size_t k = 0; k < best.size(); ++k) weights[k] = score_of(best[k]);
     }
-    weigh(weights);
+    finish(weights);
     return best_experts_.best();
   }
 
  private:
+  float score_of(const Candidate& expert) const {
+    return scores_[static_cast<std::size_t>(expert.id)];
+  }
+
+  std::span<const float> biased(std::span<const float> logits) {
+    biased_.assign(logits.begin(), logits.end());
+    for (std::size_t e = 0; e < bias_.size(); ++e) biased_[e] += bias_[e];
+    return biased_;
+  }
+
+  // Sets scores, which weigh, and what the choice compares.
+  void score(std::span<const float> logits) {
+    const bool is_sigmoid = config_.scoring == Scoring::kSigmoid;
+    const bool adds_bias = !bias_.empty() && !config_.bias_on_logits;
+    (is_sigmoid ? score_sigmoid : score_softmax)(logits, scores_);
+    const bool by_logits =
+        is_sigmoid && !adds_bias && config_.group_selection == GroupSelection::kNone;
+    const std::span<const float> compared = by_logits ? logits : scores_;
+    std::copy(compared.begin(), compared.end(), choice_.begin());
+    for (std::size_t e = 0; adds_bias && e < bias_.size(); ++e) choice_[e] += bias_[e];
+  }
+
+  // kSparseMixer: the softmax of a choice leaves out those before it and what is far from it.
+  void weigh_near(std::span<const float> logits, std::span<float> weights) {
+    constexpr float kLeftOut = -std::numeric_limits<float>::infinity();
+    const std::span<const Candidate> best = best_experts_.best();
+    for (std::size_t k = 0; k < best.size(); ++k) {
+      const float largest = best[k].score;
+      for (std::size_t e = 0; e < logits.size(); ++e) {
+        const float x = logits[e];
+        const bool is_far = (largest - x) / std::max(std::abs(x), largest) > 2.0f * config_.jitter;
+        choice_[e] = is_far ? kLeftOut : x;
+      }
+      for (const Candidate& earlier : best.first(k)) {
+        choice_[static_cast<std::size_t>(earlier.id)] = kLeftOut;
+      }
+      score_softmax(choice_, scores_);
+      weights[k] = score_of(best[k]);
+    }
+  }
+
   void offer_experts(std::int32_t begin, std::int32_t end) {
     for (std::int32_t e = begin; e < end; ++e) {
       best_experts_.offer({choice_[static_cast<std::size_t>(e)], e});
@@ -134,16 +183,13 @@ class Selector {
     }
   }
 
-  // Weights are unbiased scores; normalization adds them in the order of the list.
-  void weigh(std::span<float> weights) const {
-    const std::span<const Candidate> best = best_experts_.best();
-    for (std::size_t k = 0; k < best.size(); ++k) {
-      weights[k] = scores_[static_cast<std::size_t>(best[k].id)];
-    }
+  // Normalization adds the weights in the order of the list.
+  void finish(std::span<float> weights) const {
     if (config_.norm_topk_prob) {
       float sum = 0.0f;
       for (const float weight : weights) sum += weight;
       if (config_.group_selection == GroupSelection::kTop2Sum) sum += 1e-20f;
+      if (sum < config_.norm_min) sum = config_.norm_min;
       for (float& weight : weights) weight /= sum;
     }
     for (float& weight : weights) weight = canonical_f32(weight * config_.routed_scaling_factor);
@@ -151,6 +197,7 @@ class Selector {
 
   const RouterConfig& config_;
   std::span<const float> bias_;
+  std::vector<float> biased_;
   std::vector<float> scores_;
   std::vector<float> choice_;
   std::vector<bool> is_chosen_;
@@ -186,7 +233,22 @@ void check_config(const RouterConfig& config) {
   require(std::isfinite(config.routed_scaling_factor), Errc::kInvalidArgument,
           "select_experts: routed_scaling_factor is {}, want a finite number",
           config.routed_scaling_factor);
+  require(std::isfinite(config.norm_min) && config.norm_min >= 0.0f, Errc::kInvalidArgument,
+          "select_experts: norm_min is {}, must be a number from 0", config.norm_min);
   check_groups(config);
+}
+
+// PhiMoE's routing chooses two, by the logits alone.
+void check_sparse_mixer(const RouterConfig& config, bool has_bias) {
+  if (config.scoring != Scoring::kSparseMixer) return;
+  require(config.num_topk == 2 && config.group_selection == GroupSelection::kNone && !has_bias,
+          Errc::kInvalidArgument,
+          "select_experts: scoring is sparse_mixer with num_topk {}{}{}, must be 2 without a bias "
+          "and groups",
+          config.num_topk, has_bias ? ", a bias" : "",
+          config.group_selection == GroupSelection::kNone ? "" : ", groups");
+  require(std::isfinite(config.jitter) && config.jitter >= 0.0f, Errc::kInvalidArgument,
+          "select_experts: jitter is {}, must be a number from 0", config.jitter);
 }
 
 void check_matrix(const char* function, const char* name, const TensorView& view, bool is_dtype_ok,
@@ -203,6 +265,7 @@ void check_select(const RouterConfig& config, const TensorView& logits, const Te
                   const TensorView& topk_ids, const TensorView& topk_weights) {
   constexpr const char* kName = "select_experts";
   check_config(config);
+  check_sparse_mixer(config, bias.has_value());
   const std::int64_t num_tokens = logits.num_dims() == 2 ? logits.shape(0) : 0;
   check_matrix(kName, "logits", logits, logits.dtype() == DType::kF32, "f32", num_tokens,
                config.num_experts);
