@@ -184,8 +184,8 @@ struct CombineOptions {
   TensorView topk_weights{};
   /// [T, H] bf16 each, added first, in the order given. At most 4 on GPUs.
   std::vector<TensorView> bias{};
-  /// [T, H] bf16, rows contiguous: added to the rounded sum, which is rounded again: the output of
-  /// a shared expert, as ModularKernel adds it.
+  /// [T, H] bf16, on CPUs also f32, rows contiguous: added to the rounded sum, which is rounded
+  /// again: the output of a shared expert, as ModularKernel adds it.
   TensorView shared{};
   /// [T, K] f32, written: what each choice's rank passed as row_weights; 0 where there is none. A
   /// rank that passed none and returned rows: kInvalidArgument, found after the sums; on GPUs it

@@ -80,6 +80,9 @@ class SWITCHYARD_API Experts {
   /// L, which a ModularKernel compares with its own; nothing: any.
   virtual std::optional<std::int32_t> num_local_experts() const { return std::nullopt; }
 
+  /// Of the results: bf16, or f32 where nothing is rounded between the GEMMs.
+  virtual DType output_dtype() const { return DType::kBF16; }
+
   /// True when a row's result never depends on the other rows of the batch.
   virtual bool is_batch_invariant() const = 0;
 
@@ -100,9 +103,9 @@ class SWITCHYARD_API Experts {
   /// Bytes of scratch that `apply` wants for rows of this shape and dtype, [N, H] or [L, C, H].
   virtual std::size_t workspace_bytes(const TensorView& rows) const = 0;
 
-  /// Writes output, bf16 of the shape of the rows, at the places of the valid rows. Other rows stay
-  /// as they are on CPUs and become undefined on GPUs. `workspace` is memory of device() of at
-  /// least workspace_bytes. Quantized rows are dequantized to f32 first.
+  /// Writes output, of output_dtype() and the shape of the rows, at the places of the valid rows.
+  /// Other rows stay as they are on CPUs and become undefined on GPUs. `workspace` is memory of
+  /// device() of at least workspace_bytes. Quantized rows are dequantized to f32 first.
   ///
   /// Errors: kInvalidArgument (shape, dtype, scheme, device), kWorkspaceTooSmall; "cutlass" also
   /// kNotSupported (alignment).
@@ -112,7 +115,8 @@ class SWITCHYARD_API Experts {
 
 struct ExpertOptions {
   /// Requantizes the activation between the two GEMMs, as fp8 pipelines do; kNone: stays f32 in
-  /// registers, rounded once to bf16. For one scale a tensor: one scale for each expert's rows.
+  /// registers, rounded once to bf16. {DType::kF32}, on CPUs: not rounded, and results are f32. For
+  /// one scale a tensor: one scale for each expert's rows.
   QuantScheme intermediate = schemes::kNone;
   Activation activation{};
   /// [1] or [L] f32, read once. One scale a tensor: used instead of a dynamic one; nvfp4: its

@@ -78,7 +78,9 @@ class SWITCHYARD_API ModularKernel {
   /// then sends, leaves its own receive part to the next one and yields: once for prepare, once for
   /// finalize. Works with every class, whatever its supports_async says of the original.
   ///
-  ///   output  [T, H] bf16: routed result, rounded; plus the shared row, rounded again
+  ///   output  [T, H] bf16, f16 or f32: routed result, rounded; plus the shared row, rounded again.
+  ///           What the experts return comes before either: bf16, unless they say output_dtype()
+  ///           f32
   void apply(const PrepareArguments& arguments, const TensorView& output,
              Stream stream = Stream::host());
 

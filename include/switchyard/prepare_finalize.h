@@ -116,7 +116,8 @@ struct FinalizeArguments {
   /// other policies are refused there.
   WeightAndReduce weight_and_reduce{};
   int micro_batch = 0;
-  /// [T, H] bf16: added to the rounded output, which is rounded again; read by the receive part.
+  /// [T, H] bf16, on CPUs also f32: added to the rounded output, which is rounded again; read by
+  /// the receive part.
   TensorView shared{};
   /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, and of what contiguous
   /// weighs, which it also does in expert_output. Required on GPUs; absent on CPUs: allocated.

@@ -196,6 +196,15 @@ void add_options(PrepareKind kind, std::vector<LayerCase>& tests) {
     weighed.input = DType::kF32;
     tests.push_back(weighed);
   }
+  for (const bool is_weighed : {false, true}) {  // nothing is rounded to 16 bits anywhere
+    LayerCase plain = option_case(is_weighed ? "f32_weighed" : "f32", kind, {DType::kF32});
+    plain.input = DType::kF32;
+    plain.quantizes_activation = true;
+    plain.shared = SharedKind::kGated;
+    plain.weighs_input = is_weighed;
+    if (is_weighed) plain.shape.num_topk = 1;
+    tests.push_back(plain);
+  }
   for (const QuantScheme& scheme : {schemes::kFp8Block, schemes::kFp8Tensor, schemes::kNvfp4}) {
     LayerCase deferred = option_case("deferred", kind, scheme);
     deferred.defers = true;

@@ -60,7 +60,7 @@ Table<float> LayerRun::exact() const {
   const Table<float> shared =
       reference::shared_rows(layer_, batch_.ranks[static_cast<std::size_t>(rank_)].tokens);
   for (std::size_t i = 0; i < output.data.size(); ++i) {
-    output.data[i] = reference::round_to(DType::kBF16, output.data[i] + shared.data[i]);
+    output.data[i] = reference::round_to(test_.output(), output.data[i] + shared.data[i]);
   }
   return output;
 }
@@ -94,10 +94,10 @@ Table<float> LayerRun::routed_in_slices() const {
     const Table<float> results =
         reference::apply_experts(slice_of_rank(r), 0, placed, rows, intermediate);
     const std::array<Table<float>, 1> sums{
-        reference::reduce_on_rank(all, 0, placed, results, true)};
-    partials.push_back(reference::sum_partials(all, 0, sums, {}, DType::kBF16));
+        reference::reduce_on_rank(all, 0, placed, results, true, test_.output())};
+    partials.push_back(reference::sum_partials(all, 0, sums, {}, test_.output()));
   }
-  return reference::reduce_scatter(served_, rank_, partials, {}, DType::kBF16);
+  return reference::reduce_scatter(served_, rank_, partials, {}, test_.output());
 }
 
 Table<float> LayerRun::routed() const {
@@ -116,16 +116,17 @@ Table<float> LayerRun::routed() const {
         read_by_experts(own, sees_all ? everything : own), intermediate));
   }
   if (test_.reduce == Reduce::kPerExpert) {
-    return reference::combine_per_expert(served_, rank_, placed, rows, DType::kBF16);
+    return reference::combine_per_expert(served_, rank_, placed, rows, test_.output());
   }
   std::vector<Table<float>> partials;
   for (int r = 0; r < num_ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
-    partials.push_back(reference::reduce_on_rank(served_, r, placed[i], rows[i], true));
+    partials.push_back(
+        reference::reduce_on_rank(served_, r, placed[i], rows[i], true, test_.output()));
   }
   const auto order = test_.kind == PrepareKind::kAllGather ? reference::PartialOrder::kRank
                                                            : reference::PartialOrder::kHighestSlot;
-  return reference::sum_partials(served_, rank_, partials, {}, DType::kBF16, order);
+  return reference::sum_partials(served_, rank_, partials, {}, test_.output(), order);
 }
 
 Table<float> LayerRun::plain() const {

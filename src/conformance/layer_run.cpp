@@ -119,6 +119,7 @@ LayerRun::LayerRun(const Group& group, const LayerCase& test, std::uint64_t seed
       served.topk_weights(t, 0) = 1.0f;
     }
   }
+  layer_.dispatch = {test.output()};  // of the shared expert, whose tokens stay
   layer_.experts = random_mlp(shape.num_experts, shape.hidden, test.intermediate, seed + 11);
   if (test.shared != SharedKind::kNone) {
     layer_.shared = random_mlp(1, shape.hidden, kSharedIntermediate, seed + 14);
@@ -140,6 +141,7 @@ LayerRun::Setup LayerRun::set_up() const {
   config.max_tokens_per_rank = max_tokens() + kSpareTokens;
   config.scheme = test_.scheme;
   config.wire_scheme = test_.wire_scheme;
+  config.combine_scheme = {test_.output()};
   config.defers_input_quant = test_.defers;
   config.expert_alignment = test_.alignment;
   config.static_scale = static_scale_;
@@ -201,7 +203,7 @@ LayerRun::Setup LayerRun::set_up() const {
 SharedExpert LayerRun::shared_expert(const Setup& setup, const TensorView& row_gate,
                                      Device device) const {
   if (!layer_.shared) return {};
-  return {make_exact_experts(setup.shared_weights(), {}, device), row_gate,
+  return {make_exact_experts(setup.shared_weights(), {{test_.output()}}, device), row_gate,
           test_.shared == SharedKind::kGatedFirst ? SharedExpertsOrder::kNoOverlap
                                                   : SharedExpertsOrder::kMkInternalOverlapped};
 }
@@ -209,7 +211,7 @@ SharedExpert LayerRun::shared_expert(const Setup& setup, const TensorView& row_g
 Tensor LayerRun::run(const Group& group, Device device, Agreement& agreement) const try {
   const Setup setup = set_up();
   const PrepareArguments& given = setup.arguments;
-  Tensor output = poisoned(DType::kBF16, given.hidden.shape(0), test_.shape.hidden);
+  Tensor output = poisoned(test_.output(), given.hidden.shape(0), test_.shape.hidden);
   constexpr std::size_t kGaps = 4096;
   Arena arena(device, span_bytes(given.hidden) + span_bytes(given.topk_ids) +
                           span_bytes(given.topk_weights) + span_bytes(output) +

@@ -45,6 +45,11 @@ struct LayerCase {
   std::int64_t alignment = 1;                ///< of elastic_prefill
   std::string experts = "exact";
   float magnitude = 1.0f;  ///< of tokens; weights are N(0, 1) / 10
+
+  /// Of results: f32 where nothing is rounded.
+  DType output() const {
+    return quantizes_activation && scheme == QuantScheme{DType::kF32} ? DType::kF32 : DType::kBF16;
+  }
 };
 
 class LayerRun {

@@ -25,9 +25,9 @@ void activate_rows(const Activation& activation, const float* gate, const float*
 /// Scratch of round_intermediate, in bytes, for rows of `width` elements.
 std::size_t intermediate_scratch_bytes(const QuantScheme& scheme, std::int64_t width);
 
-/// Rounds h [num_rows][width] in place: to bf16 for kNone, otherwise by quantizing with `scheme`
-/// and dequantizing. kTensor uses `static_scale` or, without it, one scale for all these rows; for
-/// nvfp4, `static_scale` is the global scale.
+/// Rounds h [num_rows][width] in place: to the dtype of a scheme without scales, otherwise by
+/// quantizing with `scheme` and dequantizing. kTensor uses `static_scale` or, without it, one scale
+/// for all these rows; for nvfp4, `static_scale` is the global scale.
 void round_intermediate(const QuantScheme& scheme, std::int64_t num_rows, std::int64_t width,
                         float* h, std::byte* scratch, std::optional<float> static_scale = {});
 

@@ -125,9 +125,9 @@ void gate_rows_on_host(const TensorView& hidden, const TensorView& gate, const T
   router_logits(hidden, TensorView(gate.data(), gate.dtype(), {1, width}), logits);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const float scale = sigmoid(logits.as<float>()[t]);
-    std::uint16_t* row = rows.as<std::uint16_t>() + t * width;
+    std::byte* row = rows.as<std::byte>() + t * row_bytes_of(rows);
     const void* const summands[] = {row};
-    weigh_reduce_row(summands, DType::kBF16, &scale, 1, width, row, DType::kBF16);
+    weigh_reduce_row(summands, rows.dtype(), &scale, 1, width, row, rows.dtype());
   }
 }
 

@@ -69,13 +69,14 @@ Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Ta
   if (intermediate.is_quantized()) {
     h = dequantize(intermediate, quantize(intermediate, h, static_scale));
   } else {
-    for (float& value : h.data) value = round_to(DType::kBF16, value);
+    for (float& value : h.data) value = round_to(intermediate.dtype, value);
   }
+  const DType returned = intermediate.is_quantized() ? DType::kBF16 : intermediate.dtype;
   Table<float> output(rows.rows, weights.hidden);
   for (std::int64_t n = 0; n < rows.rows; ++n) {
     for (std::int64_t i = 0; i < weights.hidden; ++i) {
       const float sum = dot(weights.down.row(first_outer + i), h.row(n));
-      output(n, i) = round_to(DType::kBF16, bias_of(weights.down_bias, expert, i, sum));
+      output(n, i) = round_to(returned, bias_of(weights.down_bias, expert, i, sum));
     }
   }
   return output;

@@ -7,13 +7,24 @@
 
 #include "core/fail.h"
 #include "quant/exp.h"
+#include "reference/batched.h"
 #include "reference/reference.h"
 
 namespace switchyard::reference {
 namespace {
 
-Routing route(const Layer& layer, const Table<float>& hidden) {
-  return select_experts(layer.router, router_logits(hidden, layer.router_gate), layer.router_bias);
+/// What a rank sends.
+RankInput route(const Layer& layer, const Table<float>& hidden) {
+  Routing routing =
+      select_experts(layer.router, router_logits(hidden, layer.router_gate), layer.router_bias);
+  RankInput input{hidden, std::move(routing.topk_ids), std::move(routing.topk_weights)};
+  for (std::int64_t t = 0; layer.weighs_input && t < hidden.rows; ++t) {
+    for (float& value : input.tokens.row(t)) {
+      value = weigh_input(layer.dtype(), value, input.topk_weights(t, 0));
+    }
+    input.topk_weights(t, 0) = 1.0f;
+  }
+  return input;
 }
 
 // The rows that the experts of one rank receive. Rows and blocks have their own scales, so
@@ -25,20 +36,19 @@ Table<float> delivered(const Layer& layer, const Batch& batch, const ExpertMajor
 }
 
 std::vector<Table<float>> combine(const Batch& batch, std::span<const ExpertMajor> placed,
-                                  std::span<const Table<float>> rows, Reduce reduce) {
+                                  std::span<const Table<float>> rows, Reduce reduce, DType dtype) {
   const std::vector<int> one_host(batch.ranks.size(), 0);
   std::vector<Table<float>> partials;
   for (int rank = 0; reduce != Reduce::kPerExpert && rank < batch.num_ranks(); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    partials.push_back(reduce_on_rank(batch, rank, placed[r], rows[r], true));
+    partials.push_back(reduce_on_rank(batch, rank, placed[r], rows[r], true, dtype));
   }
   std::vector<Table<float>> outputs;
   for (int rank = 0; rank < batch.num_ranks(); ++rank) {
-    outputs.push_back(
-        reduce == Reduce::kPerRank ? sum_partials(batch, rank, partials, {}, DType::kBF16)
-        : reduce == Reduce::kPerHost
-            ? sum_hosts(batch, rank, partials, one_host, {DType::kBF16}, {}, DType::kBF16)
-            : combine_per_expert(batch, rank, placed, rows, DType::kBF16));
+    outputs.push_back(reduce == Reduce::kPerRank ? sum_partials(batch, rank, partials, {}, dtype)
+                      : reduce == Reduce::kPerHost
+                          ? sum_hosts(batch, rank, partials, one_host, {dtype}, {}, dtype)
+                          : combine_per_expert(batch, rank, placed, rows, dtype));
   }
   return outputs;
 }
@@ -47,20 +57,20 @@ void add_shared(const Layer& layer, const Table<float>& hidden, Table<float>& ou
   if (!layer.shared) return;
   const Table<float> shared = shared_rows(layer, hidden);
   for (std::size_t i = 0; i < output.data.size(); ++i) {
-    output.data[i] = round_to(DType::kBF16, 0.0f + output.data[i] + shared.data[i]);
+    output.data[i] = round_to(layer.dtype(), 0.0f + output.data[i] + shared.data[i]);
   }
 }
 
 }  // namespace
 
 Table<float> shared_rows(const Layer& layer, const Table<float>& hidden) {
-  Table<float> rows = expert_mlp(*layer.shared, 0, hidden, {});
+  Table<float> rows = expert_mlp(*layer.shared, 0, hidden, {layer.dtype()});
   if (layer.shared_gate.empty()) return rows;
   const Table<float> gate(1, hidden.cols, layer.shared_gate);
   const Table<float> logits = router_logits(hidden, gate);
   for (std::int64_t t = 0; t < rows.rows; ++t) {
     const float factor = sigmoid(logits(t, 0));
-    for (float& value : rows.row(t)) value = round_to(DType::kBF16, std::fma(factor, value, 0.0f));
+    for (float& value : rows.row(t)) value = round_to(layer.dtype(), std::fma(factor, value, 0.0f));
   }
   return rows;
 }
@@ -68,10 +78,7 @@ Table<float> shared_rows(const Layer& layer, const Table<float>& hidden) {
 std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<float>> hidden,
                                     Reduce reduce) {
   Batch batch{layer.router.num_experts, {}};
-  for (const Table<float>& tokens : hidden) {
-    Routing routing = route(layer, tokens);
-    batch.ranks.push_back({tokens, std::move(routing.topk_ids), std::move(routing.topk_weights)});
-  }
+  for (const Table<float>& tokens : hidden) batch.ranks.push_back(route(layer, tokens));
   std::vector<ExpertMajor> placed;
   std::vector<Table<float>> rows;
   for (int rank = 0; rank < batch.num_ranks(); ++rank) {
@@ -80,17 +87,17 @@ std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<fl
                                  delivered(layer, batch, placed.back()), layer.intermediate,
                                  layer.activation));
   }
-  std::vector<Table<float>> outputs = combine(batch, placed, rows, reduce);
+  std::vector<Table<float>> outputs = combine(batch, placed, rows, reduce, layer.dtype());
   for (std::size_t r = 0; r < outputs.size(); ++r) add_shared(layer, hidden[r], outputs[r]);
   return outputs;
 }
 
 Table<float> run_layer(const Layer& layer, const Table<float>& hidden) {
-  const Routing routing = route(layer, hidden);
+  const RankInput routing = route(layer, hidden);
   const Table<float> tokens =
       layer.dispatch.is_quantized()
-          ? dequantize(layer.dispatch, quantize(layer.dispatch, hidden, layer.static_scale))
-          : hidden;
+          ? dequantize(layer.dispatch, quantize(layer.dispatch, routing.tokens, layer.static_scale))
+          : routing.tokens;
   // Row t * K + k is the output for token t of the expert in slot k.
   const std::int64_t num_topk = routing.topk_ids.cols;
   Table<float> rows(hidden.rows * num_topk, hidden.cols);
@@ -117,7 +124,7 @@ Table<float> run_layer(const Layer& layer, const Table<float>& hidden) {
       for (std::int64_t k = 0; k < num_topk; ++k) {
         sum = std::fma(routing.topk_weights(t, k), rows(t * num_topk + k, h), sum);
       }
-      output(t, h) = round_to(DType::kBF16, sum);
+      output(t, h) = round_to(layer.dtype(), sum);
     }
   }
   add_shared(layer, hidden, output);

@@ -197,6 +197,7 @@ MlpWeights slice_of(const MlpWeights& weights, std::int64_t first, std::int64_t 
 /// Applies one expert to all rows: [N, H] to [N, H], rounded to bf16. Every dot product is one f32
 /// fma chain, ascending, from +0, to which the bias is then added. exp is that of quant/exp.h. The
 /// activation is rounded to bf16, or requantized by `intermediate` (with `static_scale` if given).
+/// Where that is plain f32, both stay f32.
 Table<float> expert_mlp(const MlpWeights& weights, std::int32_t expert, const Table<float>& rows,
                         const QuantScheme& intermediate, const Activation& activation = {},
                         std::optional<float> static_scale = {});
@@ -265,12 +266,18 @@ struct Layer {
   QuantScheme intermediate;           ///< see expert_mlp
   std::optional<float> static_scale;  ///< for dispatch.group == kTensor
   Activation activation{};            ///< of routed experts; shared ones use silu(g) * u
+  /// A token has one choice, whose weight multiplies its row before dispatch: both are of the rows'
+  /// dtype, and so is the product.
+  bool weighs_input = false;
+
+  /// Of rows, returned rows and the output: bf16, or f32 where rows are sent as f32.
+  DType dtype() const { return dispatch.is_quantized() ? DType::kBF16 : dispatch.dtype; }
 };
 
-/// Rows of the shared expert, [T, H] bf16: the MLP's rows times the sigmoid, in f32, rounded again.
+/// Rows of the shared expert, [T, H]: the MLP's rows times the sigmoid, in f32, rounded again.
 Table<float> shared_rows(const Layer& layer, const Table<float>& hidden);
 
-/// The output of each rank, [T, H] bf16; ranks are of one host. Shared rows are added to the
+/// The output of each rank, [T, H]; ranks are of one host. Shared rows are added to the
 /// rounded routed rows in f32, and the sum is rounded once more.
 std::vector<Table<float>> run_layer(const Layer& layer, std::span<const Table<float>> hidden,
                                     Reduce reduce);

@@ -34,6 +34,18 @@ static void test_router(void) {
   config.scoring = "sigmoid";
   CHECK_OK(sy_select_experts(&config, &tl, &tb, &ti, &tw));
   CHECK(ids[0][0] == 0 && weights[0][0] == 0.5f);
+  // With the bias on the logits it counts: logits 9, 1 and 2. A divisor of no less than 4.
+  config.bias_on_logits = true;
+  config.norm_topk_prob = true;
+  config.norm_min = 4;
+  CHECK_OK(sy_select_experts(&config, &tl, &tb, &ti, &tw));
+  CHECK(ids[0][0] == 0 && fabsf(weights[0][0] - 0.24996915f) < 1e-6f);
+  config.bias_on_logits = config.norm_topk_prob = false;
+  config.scoring = "sparse_mixer";
+  config.jitter = 0.3f;  // 1 and 2 are near, 0 is not
+  CHECK_OK(sy_select_experts(&config, &tl, NULL, &ti, &tw));
+  CHECK(ids[0][0] == 2 && ids[0][1] == 1 && fabsf(weights[0][0] - best) < 1e-6f);
+  CHECK(weights[0][1] == 1);
   config.scoring = "dice";
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "scoring is \"dice\"",
                 sy_select_experts(&config, &tl, NULL, &ti, &tw));

@@ -124,6 +124,11 @@ def test_router():
     bias = np.zeros(E, np.float32)
     bias[4] = 1e3
     assert (switchyard.select_experts(logits, 1, bias=bias, scoring="sigmoid")[0].numpy() == 4).all()
+    ids, weights = switchyard.select_experts(logits, 1, bias=bias, bias_on_logits=True, norm_topk_prob=True, norm_min=2.0)
+    assert (ids.numpy() == 4).all() and (weights.numpy() == 0.5).all()
+    ids, weights = switchyard.select_experts(np.array([[1, 0.99, 0.5, -3]], np.float32), 2, scoring="sparse_mixer", jitter=0.01)
+    assert ids.numpy().tolist() == [[0, 1]]
+    np.testing.assert_allclose(weights.numpy(), [[0.5025, 1]], rtol=1e-6)
     for wrong in (0, E + 1):
         with pytest.raises(switchyard.InvalidArgumentError):
             switchyard.select_experts(logits, wrong)

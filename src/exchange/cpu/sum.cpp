@@ -23,8 +23,9 @@ void check_options(const ExchangeConfig& config, const CombineOptions& options,
   check_new_weights(config, num_tokens, options.topk_weights);
   check_returned_weights(config, num_tokens, options.returned_weights);
   if (options.shared.has_value()) {
-    check_matrix(options.shared,
-                 {"combine", "shared", {DType::kBF16}, num_tokens, config.hidden, true});
+    check_matrix(
+        options.shared,
+        {"combine", "shared", {DType::kBF16, DType::kF32}, num_tokens, config.hidden, true});
   }
   for (std::size_t i = 0; i < options.bias.size(); ++i) {
     const std::string name = fmt::format("bias[{}]", i);
@@ -145,7 +146,8 @@ void CpuExchange::add_shared(const TensorView& shared, std::int64_t token, std::
                              DType dtype) {
   partial_sum_.clear();
   partial_sum_.add(row, dtype, 1.0f);
-  partial_sum_.add(shared.as<std::uint16_t>() + token * shared.stride(0), DType::kBF16, 1.0f);
+  const std::int64_t offset = token * shared.stride(0) * bits_of(shared.dtype()) / 8;
+  partial_sum_.add(shared.as<std::byte>() + offset, shared.dtype(), 1.0f);
   partial_sum_.sum(row, dtype);
 }
 

@@ -159,8 +159,9 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
   const QuantScheme& scheme = options.intermediate;
   require_host(function, {{"intermediate_scale", options.intermediate_scale}});
   check_scheme(function, scheme);
-  require(scheme.is_quantized() || scheme.dtype == DType::kBF16, Errc::kInvalidArgument,
-          "{}: intermediate is {}, want bf16 or a quantized scheme", function, name_of(scheme));
+  require(scheme.is_quantized() || scheme.dtype == DType::kBF16 || scheme.dtype == DType::kF32,
+          Errc::kInvalidArgument, "{}: intermediate is {}, must be bf16, f32 or a quantized scheme",
+          function, name_of(scheme));
   require(scheme.dtype != DType::kE2M1 || shape.intermediate % 2 == 0, Errc::kInvalidArgument,
           "{}: intermediate is {} of {} elements, want an even number: two to a byte", function,
           name_of(scheme), shape.intermediate);
@@ -200,19 +201,19 @@ void require_experts_device(Device device, const ExpertRows& input, const Tensor
 }
 
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
-                 std::size_t workspace_bytes, std::size_t needed_bytes) {
-  check_buffers(shape, input, output, workspace_bytes, needed_bytes);
+                 DType dtype, std::size_t workspace_bytes, std::size_t needed_bytes) {
+  check_buffers(shape, input, output, dtype, workspace_bytes, needed_bytes);
   check_ranges(shape.num_experts, input);
 }
 
 void check_buffers(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
-                   std::size_t workspace_bytes, std::size_t needed_bytes) {
+                   DType dtype, std::size_t workspace_bytes, std::size_t needed_bytes) {
   check_input(shape.num_experts, shape.hidden, input);
-  require(output.has_value() && output.num_dims() == 2 && output.dtype() == DType::kBF16 &&
+  require(output.has_value() && output.num_dims() == 2 && output.dtype() == dtype &&
               (shape.hidden == 1 || output.stride(1) == 1) &&
               output.shape(0) == input.rows.shape(0) && output.shape(1) == shape.hidden,
-          Errc::kInvalidArgument, "apply: output is {}, want bf16 [{}, {}] with contiguous rows",
-          output.describe(), input.rows.shape(0), shape.hidden);
+          Errc::kInvalidArgument, "apply: output is {}, want {} [{}, {}] with contiguous rows",
+          output.describe(), name_of(dtype), input.rows.shape(0), shape.hidden);
   require(workspace_bytes >= needed_bytes, Errc::kWorkspaceTooSmall,
           "apply: workspace has {} bytes, needs {}; ask workspace_bytes()", workspace_bytes,
           needed_bytes);

@@ -29,6 +29,11 @@ WeightTensor down_of(const ExpertWeights& weights);
 ExpertShape check_weights(const char* function, const ExpertWeights& weights);
 void check_options(const char* function, const ExpertShape& shape, const ExpertOptions& options);
 
+/// What experts with these options return.
+inline DType output_dtype_of(const ExpertOptions& options) {
+  return options.intermediate.is_quantized() ? DType::kBF16 : options.intermediate.dtype;
+}
+
 /// [L, C, H] as [L * C, H]; a matrix stays. Errors: kInvalidArgument (experts not side by side).
 TensorView flat_rows(const char* name, const TensorView& tensor);
 
@@ -36,12 +41,12 @@ TensorView flat_rows(const char* name, const TensorView& tensor);
 void require_experts_device(Device device, const ExpertRows& input, const TensorView& output,
                             Stream stream);
 
-/// Errors: kInvalidArgument, kWorkspaceTooSmall.
+/// An output of `dtype`. Errors: kInvalidArgument, kWorkspaceTooSmall.
 void check_apply(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
-                 std::size_t workspace_bytes, std::size_t needed_bytes);
+                 DType dtype, std::size_t workspace_bytes, std::size_t needed_bytes);
 
 /// check_apply without the ranges, which the host may not know.
 void check_buffers(const ExpertShape& shape, const ExpertRows& input, const TensorView& output,
-                   std::size_t workspace_bytes, std::size_t needed_bytes);
+                   DType dtype, std::size_t workspace_bytes, std::size_t needed_bytes);
 
 }  // namespace switchyard

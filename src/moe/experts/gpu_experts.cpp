@@ -289,7 +289,8 @@ void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
   ExpertRows rows = input;
   rows.rows = flat_rows("rows", input.rows);
   const TensorView flat_output = flat_rows("output", output);
-  check_buffers(shape_, rows, flat_output, workspace.size(), workspace_bytes(input.rows));
+  check_buffers(shape_, rows, flat_output, output_dtype(), workspace.size(),
+                workspace_bytes(input.rows));
   if (ranges.total_rows == 0) return;
   if (takes(rows.rows.dtype())) require_aligned("rows", rows.rows);
   require_aligned("output", flat_output);
@@ -308,6 +309,10 @@ std::unique_ptr<Experts> make_gpu_experts(const char* function, std::string_view
                                           const ExpertOptions& options, Device device) {
   const ExpertShape shape = check_weights(function, weights);
   check_options(function, shape, options);
+  require(output_dtype_of(options) == DType::kBF16, Errc::kNotSupported,
+          "{}: intermediate is {}, must be bf16 or a quantized scheme on a GPU, whose results are "
+          "bf16",
+          function, name_of(options.intermediate));
   return std::make_unique<GpuExperts>(name, std::move(products), shape, weights, options, device);
 }
 

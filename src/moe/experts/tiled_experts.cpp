@@ -12,6 +12,7 @@
 #include "core/bytes.h"
 #include "core/carver.h"
 #include "cpu/intermediate.h"
+#include "quant/bits.h"
 #include "quant/rows.h"
 
 namespace switchyard {
@@ -28,6 +29,7 @@ class TiledExperts final : public Experts {
   std::optional<std::int32_t> num_local_experts() const override {
     return static_cast<std::int32_t>(shape_.num_experts);
   }
+  DType output_dtype() const override { return output_dtype_; }
   bool is_batch_invariant() const override { return has_fixed_order_ && !rounds_together(); }
   std::size_t workspace_bytes(const TensorView& rows) const override;
   void apply(const ExpertRows& input, const TensorView& output, std::span<std::byte> workspace,
@@ -65,6 +67,7 @@ class TiledExperts final : public Experts {
   std::int64_t max_tile_rows_;
   ExpertShape shape_;
   QuantScheme intermediate_;
+  DType output_dtype_;
   Activation activation_;
   std::vector<float> intermediate_scale_;  // empty, or [L]
   std::vector<float> gate_bias_;           // empty, or [L, I]
@@ -81,6 +84,7 @@ TiledExperts::TiledExperts(const ExpertKind& kind, const ExpertShape& shape,
       max_tile_rows_(kind.max_tile_rows),
       shape_(shape),
       intermediate_(options.intermediate),
+      output_dtype_(output_dtype_of(options)),
       activation_(options.activation),
       intermediate_scale_(expert_scalars(options.intermediate_scale, shape.num_experts)),
       gate_bias_(widen_bias(weights.gate_bias)),
@@ -129,7 +133,8 @@ void TiledExperts::apply(const ExpertRows& given, const TensorView& given_output
   input.rows = flat_rows("rows", given.rows);
   const TensorView output = flat_rows("output", given_output);
   const bool is_matrix = input.rows.num_dims() == 2;
-  check_apply(shape_, input, output, workspace.size(), is_matrix ? workspace_bytes(input.rows) : 0);
+  check_apply(shape_, input, output, output_dtype_, workspace.size(),
+              is_matrix ? workspace_bytes(input.rows) : 0);
   const std::int64_t num_rows = input.rows.shape(0);
   if (num_rows == 0) return;
   const Scratch scratch = carve(num_rows, aligned(workspace.data(), kTileAlignment));
@@ -189,8 +194,13 @@ void TiledExperts::second_half(const TensorView& output, const RowRange& tile, c
     add_bias(down_bias_.data() + tile.expert * hidden, hidden, tile.count, y, stride);
   }
   for (std::int64_t r = 0; r < tile.count; ++r) {
-    f32_to_bf16(y + r * stride, hidden,
-                output.as<std::uint16_t>() + (tile.first + r) * output.stride(0));
+    const float* row = y + r * stride;
+    const std::int64_t to = (tile.first + r) * output.stride(0);
+    if (output_dtype_ == DType::kF32) {
+      std::transform(row, row + hidden, output.as<float>() + to, canonical_f32);
+    } else {
+      f32_to_bf16(row, hidden, output.as<std::uint16_t>() + to);
+    }
   }
 }
 

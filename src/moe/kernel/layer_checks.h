@@ -59,10 +59,15 @@ inline void check_parts(const PrepareFinalize* prepare_finalize, const Experts* 
   check_shared_gate(shared.gate, prepare_finalize->hidden());
 }
 
-/// Of a call: output [T, H] bf16.
+/// Of a call: output [T, H].
 inline void check_call(const TensorView& output, std::int64_t num_tokens, std::int64_t hidden,
                        bool weighs_in_place, bool has_shared) {
-  check_matrix(output, {"modular_kernel", "output", {DType::kBF16}, num_tokens, hidden, true});
+  check_matrix(output, {"modular_kernel",
+                        "output",
+                        {DType::kBF16, DType::kF16, DType::kF32},
+                        num_tokens,
+                        hidden,
+                        true});
   require(!weighs_in_place || !has_shared, Errc::kInvalidArgument,
           "modular_kernel: weighs_in_place is set, must not be with a shared expert, which reads "
           "the same rows");

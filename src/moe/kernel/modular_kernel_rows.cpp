@@ -78,17 +78,20 @@ void ModularKernel::allocate_scratch(Scratch& scratch) {
   const std::int64_t grouped =
       is_permuted ? compute_aligned_m(arrived, prepare.num_topk(), prepare.num_local_experts(), 1)
                   : arrived;
-  scratch.expert_output = allocate(DType::kBF16, {grouped, prepare.hidden()});
+  scratch.expert_output = allocate(experts_->output_dtype(), {grouped, prepare.hidden()});
   scratch.expert_workspace =
       allocate(DType::kU8, {as_extent(workspace_for(*experts_, prepare, grouped))});
   if (is_permuted) allocate_permuted(scratch, grouped);
   if (shared_.experts == nullptr) return;
   const std::int64_t num_tokens = shared_memory_->num_tokens.shape(0) - 1;
-  const TensorView rows(nullptr, DType::kBF16, {num_tokens, prepare.hidden()});
-  scratch.shared_rows = allocate(DType::kBF16, {num_tokens, prepare.hidden()});
+  std::size_t shared_bytes = 0;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    const TensorView rows(nullptr, dtype, {num_tokens, prepare.hidden()});
+    shared_bytes = std::max(shared_bytes, shared_.experts->workspace_bytes(rows));
+  }
+  scratch.shared_rows = allocate(shared_.experts->output_dtype(), {num_tokens, prepare.hidden()});
   scratch.shared_weights = allocate(DType::kF32, {num_tokens});
-  scratch.shared_workspace =
-      allocate(DType::kU8, {as_extent(shared_.experts->workspace_bytes(rows))});
+  scratch.shared_workspace = allocate(DType::kU8, {as_extent(shared_bytes)});
 }
 
 // The default stream is another one on each thread, and the receive part of a micro-batch runs on
@@ -125,7 +128,7 @@ void ModularKernel::allocate_permuted(Scratch& scratch, std::int64_t grouped) {
   scratch.inv_perm = allocate(DType::kI32, {arrived, prepare.num_topk()});
   scratch.first_row = allocate(DType::kI64, {num_local});
   scratch.num_rows = allocate(DType::kI32, {num_local});
-  scratch.reduced = allocate(DType::kBF16, {arrived, prepare.hidden()});
+  scratch.reduced = allocate(experts_->output_dtype(), {arrived, prepare.hidden()});
   if (device().is_cpu()) return;
   scratch.permute_workspace = allocate(
       DType::kU8, {as_extent(ep_scatter_workspace_bytes(arrived, prepare.num_topk(), num_local))});
@@ -148,10 +151,11 @@ void ModularKernel::allocate_shared() {
 TensorView ModularKernel::run_grouped(const ExpertRows& rows, Scratch& scratch, Stream stream) {
   const TensorView& from = rows.rows;
   void* const data = scratch.expert_output.data();
+  const DType dtype = scratch.expert_output.dtype();
   const TensorView output =
       from.num_dims() == 3
-          ? TensorView(data, DType::kBF16, {from.shape(0), from.shape(1), from.shape(2)}, device())
-          : TensorView(data, DType::kBF16, {from.shape(0), from.shape(1)}, device());
+          ? TensorView(data, dtype, {from.shape(0), from.shape(1), from.shape(2)}, device())
+          : TensorView(data, dtype, {from.shape(0), from.shape(1)}, device());
   if (from.num_elements() == 0 || rows.num_rows.num_elements() == 0) return output;
   if (device().is_cpu()) {
     const auto* counts = rows.num_rows.as<std::int32_t>();
@@ -198,14 +202,14 @@ TensorView ModularKernel::run_permuted(const Prepared& prepared, Scratch& scratc
                         arrived.scheme,   scratch.first_row,
                         scratch.num_rows, arrived.tensor_scale};
   const TensorView output = run_grouped(rows, scratch, stream);
-  const TensorView reduced(scratch.reduced.data(), DType::kBF16,
+  const TensorView reduced(scratch.reduced.data(), scratch.reduced.dtype(),
                            {num_rows, prepare_finalize_->hidden()}, device());
   unpermute_and_reduce(output, outputs.inv_perm, prepared.topk_weights, reduced, stream);
   return reduced;
 }
 
 TensorView ModularKernel::rows_of_shared(std::int64_t num_tokens, const Scratch& scratch) const {
-  return TensorView(scratch.shared_rows.data(), DType::kBF16,
+  return TensorView(scratch.shared_rows.data(), scratch.shared_rows.dtype(),
                     {num_tokens, prepare_finalize_->hidden()}, device());
 }
 
@@ -225,7 +229,8 @@ void ModularKernel::run_shared(const TensorView& hidden, Scratch& scratch, Strea
   const TensorView count(shared_memory_->num_tokens.as<std::int32_t>() + num_tokens, DType::kI32,
                          {1}, device());
   if (num_tokens > 0) {
-    shared_.experts->apply({hidden, {}, schemes::kNone, shared_memory_->first_row, count, {}}, rows,
+    const QuantScheme plain{hidden.dtype()};
+    shared_.experts->apply({hidden, {}, plain, shared_memory_->first_row, count, {}}, rows,
                            span_of(scratch.shared_workspace), stream);
   }
   if (shared_.gate.has_value()) {

@@ -166,7 +166,7 @@ TEST(ExchangeSharedTest, WrongRowsAreRefused) {
     const Dispatched got = dispatch_inputs(exchange, in);
     const Tensor output(DType::kBF16, {2, kHidden});
     const Tensor three(DType::kBF16, {3, kHidden});
-    const Tensor wide(DType::kF32, {2, kHidden});
+    const Tensor wide(DType::kF16, {2, kHidden});
     const TensorView columns(three.data(), DType::kBF16, {2, kHidden}, {1, 2});
     const TensorView null(nullptr, DType::kBF16, {2, kHidden});
     const auto refused = [&](const TensorView& shared, const char* words) {
@@ -177,7 +177,7 @@ TEST(ExchangeSharedTest, WrongRowsAreRefused) {
       });
     };
     refused(three, "shared is bf16 [3, 8]");
-    refused(wide, "shared is f32 [2, 8]");
+    refused(wide, "shared is f16 [2, 8], must be bf16 or f32");
     refused(columns, "its rows must be contiguous");
     refused(null, "shared starts at");
     exchange.combine(got.handle, got.experts.rows, output);

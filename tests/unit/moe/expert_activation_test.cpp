@@ -76,6 +76,37 @@ TEST(ExpertActivationTest, EveryActivationEqualsTheOracleOverOddSizes) {
   }
 }
 
+TEST(ExpertActivationTest, F32StaysF32) {
+  for (const Activation& activation : kActivations) {
+    for (const DType weights : {DType::kBF16, DType::kF32}) {
+      Problem problem(67, 41, {0, 5, 100, 1}, weights, {DType::kF32});
+      problem.add_biases(DType::kF32);
+      const ExpertOptions options{{DType::kF32}, activation};
+      const auto experts = make_exact_experts(problem.weights(), options);
+      EXPECT_EQ(experts->output_dtype(), DType::kF32);
+      EXPECT_TRUE(experts->is_batch_invariant());
+      const std::vector<float> expected = oracle_values(problem, options);
+      EXPECT_EQ(run_experts_as(*experts, problem, f32_from_bf16(kUntouchedBits)), expected);
+      EXPECT_NE(oracle_values(problem, {schemes::kNone, activation}), expected);
+    }
+  }
+}
+
+TEST(ExpertActivationTest, F32OutputIsForExpertsThatGiveIt) {
+  const Problem problem(4, 4, {1});
+  const auto apply = [&](const ExpertOptions& options, DType dtype) {
+    const Tensor out(dtype, {problem.total_rows, 4});
+    const auto experts = make_exact_experts(problem.weights(), options);
+    std::vector<std::byte> workspace(experts->workspace_bytes(problem.rows));
+    experts->apply(problem.input(), out, workspace);
+  };
+  test::expect_invalid("output is f32 [3, 4], want bf16 [3, 4]", [&] { apply({}, DType::kF32); });
+  test::expect_invalid("output is bf16 [3, 4], want f32 [3, 4]",
+                       [&] { apply({{DType::kF32}}, DType::kBF16); });
+  test::expect_invalid("intermediate is f16, not quantized, must be bf16, f32 or a quantized scheme",
+                       [&] { apply({{DType::kF16}}, DType::kBF16); });
+}
+
 TEST(ExpertActivationTest, BiasesOfEveryDTypeAndSubsetEqualTheOracle) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     for (int subset = 0; subset < 8; ++subset) {

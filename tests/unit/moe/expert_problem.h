@@ -119,9 +119,8 @@ struct Problem {
 
 constexpr std::uint16_t kUntouchedBits = 0xABCD;
 
-/// What apply should write by the oracle, including unowned rows.
-inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
-                                                 const ExpertOptions& options = {}) {
+/// What apply should write by the oracle, including unowned rows, as f32.
+inline std::vector<float> oracle_values(const Problem& problem, const ExpertOptions& options = {}) {
   const std::int64_t hidden = problem.hidden;
   const std::int64_t width = problem.intermediate;
   const std::int64_t experts = problem.num_experts();
@@ -144,7 +143,7 @@ inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
                                       widen(problem.down_bias, hidden)};
   std::optional<float> scale;
   if (options.intermediate_scale.has_value()) scale = *options.intermediate_scale.as<float>();
-  std::vector<std::uint16_t> out(problem.x.size(), kUntouchedBits);
+  std::vector<float> out(problem.x.size(), f32_from_bf16(kUntouchedBits));
   for (std::int32_t e = 0; e < weights.num_experts; ++e) {
     const auto at = static_cast<std::size_t>(e);
     const std::int64_t first = problem.first_row[at] * hidden;
@@ -154,22 +153,33 @@ inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
         std::vector<float>(problem.x.begin() + first, problem.x.begin() + first + count * hidden));
     const auto y =
         reference::expert_mlp(weights, e, rows, options.intermediate, options.activation, scale);
-    for (std::size_t i = 0; i < y.data.size(); ++i) {
-      out[static_cast<std::size_t>(first) + i] = bf16_from_f32(y.data[i]);
-    }
+    std::copy(y.data.begin(), y.data.end(), out.begin() + first);
   }
   return out;
 }
 
-/// Runs apply with exactly the workspace it requires.
-inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& problem) {
-  std::vector<std::uint16_t> out(static_cast<std::size_t>(problem.total_rows * problem.hidden),
-                                 kUntouchedBits);
-  const AlignedBuffer workspace(experts.workspace_bytes(problem.rows));
-  experts.apply(problem.input(),
-                TensorView(out.data(), DType::kBF16, {problem.total_rows, problem.hidden}),
-                {workspace.data(), workspace.size_bytes()});
+/// The same as bf16.
+inline std::vector<std::uint16_t> oracle_experts(const Problem& problem,
+                                                 const ExpertOptions& options = {}) {
+  std::vector<std::uint16_t> out;
+  for (const float value : oracle_values(problem, options)) out.push_back(bf16_from_f32(value));
   return out;
+}
+
+/// Runs apply with exactly the workspace it requires.
+template <typename Element>
+std::vector<Element> run_experts_as(Experts& experts, const Problem& problem, Element untouched) {
+  std::vector<Element> out(problem.x.size(), untouched);
+  const AlignedBuffer workspace(experts.workspace_bytes(problem.rows));
+  experts.apply(
+      problem.input(),
+      TensorView(out.data(), experts.output_dtype(), {problem.total_rows, problem.hidden}),
+      {workspace.data(), workspace.size_bytes()});
+  return out;
+}
+
+inline std::vector<std::uint16_t> run_experts(Experts& experts, const Problem& problem) {
+  return run_experts_as(experts, problem, kUntouchedBits);
 }
 
 /// The largest |out - expected| / |expected| of any row, in Euclidean norms.

@@ -175,8 +175,8 @@ TEST(ModularKernelFaultsTest, ArgumentsAreChecked) {
   expect_invalid("must both be given", [&] { ModularKernel(nullptr, experts()); });
   ModularKernel kernel = make({experts(), {}});
   const Call call(0);
-  const Tensor wrong(DType::kF32, {1, 4});
-  expect_invalid("output is f32 [1, 4], must be bf16 [1, 4]",
+  const Tensor wrong(DType::kI32, {1, 4});
+  expect_invalid("output is i32 [1, 4], must be bf16, f16 or f32 [1, 4]",
                  [&] { kernel.apply(call.arguments(), wrong); });
   PrepareArguments arguments = call.arguments();
   arguments.apply_router_weight_on_input = arguments.weighs_in_place = true;

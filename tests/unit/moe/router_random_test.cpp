@@ -138,6 +138,29 @@ TEST(RouterRandomTest, AgreesWithOracleAndBruteForce) {
   EXPECT_GT(num_compared, 500);
 }
 
+// Of what BruteForce does not know.
+TEST(RouterRandomTest, OtherRoutersAgreeWithTheOracle) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    RouterConfig config = config_of(33, 2, static_cast<Scoring>(seed % 3));
+    const bool is_sparse = config.scoring == Scoring::kSparseMixer;
+    config.num_topk = is_sparse ? 2 : 5;
+    config.jitter = 0.05f * static_cast<float>(seed % 4);
+    config.norm_topk_prob = seed % 2 == 0;
+    config.norm_min = seed % 4 == 0 ? 0.3f : 0.0f;
+    config.bias_on_logits = seed % 5 == 0;
+    const Table<float> logits =
+        conformance::random_table(20, 33, seed, seed % 7 == 0 ? 30.0f : 1.0f);
+    std::vector<float> bias;
+    if (!is_sparse) bias = conformance::random_table(1, 33, seed + 100, 0.3f).data;
+    const Routing got = run_router(config, logits, bias);
+    const Routing oracle = reference::select_experts(config, logits, bias);
+    ASSERT_EQ(got.topk_ids, oracle.topk_ids) << seed;
+    ASSERT_EQ(conformance::bits_of_table(got.topk_weights),
+              conformance::bits_of_table(oracle.topk_weights))
+        << seed;
+  }
+}
+
 TEST(RouterRandomTest, TinyMoeRoutesAsTrained) {
   const auto model = test::open_tiny_moe("model.safetensors");
   const auto file = test::open_tiny_moe("activations.safetensors");

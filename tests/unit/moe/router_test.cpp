@@ -126,6 +126,60 @@ TEST(RouterTest, NormOfAZeroSum) {
   EXPECT_THAT(run_router(config, logits, {}).topk_weights.data, ElementsAre(0.0f, 0.0f));
 }
 
+TEST(RouterTest, BiasOnLogitsCountsInTheWeights) {
+  // Logits 0, ln 2, ln 4 once the bias is added: scores 1/7, 2/7, 4/7.
+  RouterConfig config = config_of(3, 2, Scoring::kSoftmax);
+  config.bias_on_logits = true;
+  const std::vector<float> bias{1.0f, 0.6931472f, -0.6137056f};
+  const Table<float> logits = one_token({-1.0f, 0.0f, 2.0f});
+  Routing routing = run_router(config, logits, bias);
+  EXPECT_THAT(routing.topk_ids.data, ElementsAre(2, 1));
+  EXPECT_NEAR(routing.topk_weights(0, 0), 4.0 / 7, 1e-6);
+  EXPECT_NEAR(routing.topk_weights(0, 1), 2.0 / 7, 1e-6);
+  EXPECT_NEAR(run_router(config, logits, {}).topk_weights(0, 0), 0.8437947, 1e-6);
+}
+
+TEST(RouterTest, NormDividesByNoLessThanItsMinimum) {
+  RouterConfig config = config_of(2, 1, Scoring::kSoftmax);
+  config.norm_topk_prob = true;
+  config.norm_min = 0.8f;
+  const Table<float> logits(1, 2, 0.0f);
+  EXPECT_THAT(run_router(config, logits, {}).topk_weights.data, ElementsAre(0.625f));
+  config.norm_min = 0.25f;
+  EXPECT_THAT(run_router(config, logits, {}).topk_weights.data, ElementsAre(1.0f));
+}
+
+TEST(RouterTest, SigmoidTellsApartWhatRoundsToOne) {
+  const Table<float> logits = one_token({20.0f, 40.0f, 30.0f});
+  const Routing routing = run_router(config_of(3, 2, Scoring::kSigmoid), logits, {});
+  EXPECT_THAT(routing.topk_ids.data, ElementsAre(1, 2));
+  EXPECT_THAT(routing.topk_weights.data, ElementsAre(1.0f, 1.0f));
+}
+
+// What transformers' sparsemixer returns at inference.
+TEST(RouterTest, SparseMixerLeavesOutWhatIsFar) {
+  struct Answer {
+    std::vector<float> logits;
+    float jitter, first, second;
+  };
+  const Answer answers[] = {
+      {{1.0f, 0.99f, 0.5f, -3.0f}, 0.01f, 0.502499998f, 1.0f},
+      {{1.0f, 0.995f, 0.985f, 0.97f}, 0.01f, 0.335556448f, 0.502499998f},
+      {{-1.0f, -1.01f, -2.0f, -1.015f}, 0.01f, 0.336116165f, 0.501249969f},
+      {{0.0f, 0.0f, -0.001f, -5.0f}, 0.01f, 0.5f, 1.0f},
+      {{2.0f, 1.0f, 0.5f, 0.25f}, 0.3f, 0.731058598f, 0.622459352f},
+      {{1.0f, 1.0f, 1.0f, 0.5f}, 0.0f, 0.333333343f, 0.5f},
+  };
+  RouterConfig config = config_of(4, 2, Scoring::kSparseMixer);
+  for (const Answer& answer : answers) {
+    config.jitter = answer.jitter;
+    const Routing routing = run_router(config, one_token(answer.logits), {});
+    EXPECT_THAT(routing.topk_ids.data, ElementsAre(0, 1));
+    EXPECT_NEAR(routing.topk_weights(0, 0), answer.first, 1e-7);
+    EXPECT_NEAR(routing.topk_weights(0, 1), answer.second, 1e-7);
+  }
+}
+
 TEST(RouterTest, WritesWideIds) {
   const Table<float> logits = one_token({0, 2, 1});
   std::vector<std::int64_t> ids(2);
@@ -173,6 +227,15 @@ TEST(RouterTest, ImpossibleConfigsAreNamed) {
               HasSubstr("groups of 1 expert, want at least 2"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.routed_scaling_factor = kNan; }),
               HasSubstr("routed_scaling_factor is nan"));
+  EXPECT_THAT(refuse([](RouterConfig& c) { c.norm_min = -1.0f; }),
+              HasSubstr("norm_min is -1, must be a number from 0"));
+  EXPECT_THAT(refuse([](RouterConfig& c) { c.scoring = Scoring::kSparseMixer; }),
+              HasSubstr("scoring is sparse_mixer with num_topk 4, groups, must be 2 without"));
+  EXPECT_THAT(refuse([](RouterConfig& c) {
+                c = config_of(12, 4, Scoring::kSparseMixer);
+                c.jitter = kNan;
+              }),
+              HasSubstr("scoring is sparse_mixer with num_topk 4, must be 2"));
 }
 
 TEST(RouterTest, WrongTensorsAreNamed) {
