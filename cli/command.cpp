@@ -93,8 +93,9 @@ Command::Command()
   app_.require_subcommand(1);
   app_.footer(
       "switchyard help VERB shows the options of a verb\n"
-      "exit codes: 0 fine, 1 result outside its bound, or a case of check that disagrees, or bench "
-      "with a wrong element or nothing measured, 2 usage or malformed file, 3 environment, 4 "
+      "exit codes: 0 fine, 1 wrong result of run, or a case of check that disagrees, or bench with "
+      "a "
+      "wrong element or nothing measured, 2 usage or malformed file, 3 environment, 4 "
       "timeout or lost peer");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The switchyard command. Exit codes: 0 success; 1 result outside its bound, failed case of check,
+// The switchyard command. Exit codes: 0 success; 1 wrong result of run, failed case of check,
 // wrong element in bench or nothing measured; 2 usage error or malformed file; 3 environment; 4
 // timeout or lost peer.
 

@@ -45,7 +45,7 @@ struct RunOptions {
 /// Declares the verb and its options.
 CLI::App* add_run(CLI::App& app, RunOptions& options);
 
-/// Returns the exit code: 0, or 1 when the error of the result exceeds the scheme's bound. Ranks
+/// Returns the exit code: 0, or 1 when the result is wrong. Ranks
 /// that are processes are started with `argv`.
 int run(const CLI::App& verb, const RunOptions& options, char** argv);
 

@@ -68,10 +68,14 @@ class CpuLayer final : public LayerTarget {
     const WireBytes bytes = kernel_->prepare_finalize().wire_bytes(dbo_current_micro_batch());
     result.dispatch_bytes += bytes.dispatch;
     result.combine_bytes += bytes.combine;
-    if (setup_.options.dump.empty()) return;
-    dump_rows(setup_, arguments,
-              {prepared.experts, prepared.topk_ids, expert_output,
-               kernel_->prepare_finalize().row_origins()});
+    const int micro_batch = dbo_current_micro_batch();
+    ServedRows served{prepared.experts, prepared.topk_ids, expert_output,
+                      kernel_->prepare_finalize().row_origins(micro_batch)};
+    if (tamper_with_rows) tamper_with_rows(served);
+    for (const ReceivedRow& row : describe_rows(served, setup_.config.hidden, micro_batch)) {
+      result.received.push_back(row);
+    }
+    if (!setup_.options.dump.empty()) dump_rows(setup_, arguments, served);
   }
 
   LayerSetup setup_;

@@ -56,6 +56,13 @@ class InputFile {
   const TensorView& routed() const { return routed_; }
   const TensorView& shared() const { return shared_; }
 
+  // Of its metadata; empty: it names none.
+  std::string layer() const {
+    const auto& metadata = file_->metadata();
+    const auto found = metadata.find("layer");
+    return found == metadata.end() ? "" : found->second;
+  }
+
   // Reads all of them, so it is done once, before ranks start.
   void check_ids() const {
     if (!topk_ids_.has_value()) return;
@@ -178,6 +185,8 @@ RunReference load_run_reference(const RunOptions& options, const ModelConfig& co
   const std::string path = input_file(options);
   if (path.empty()) return reference;
   const InputFile file(path, options, config);
+  reference.source = path;
+  reference.layer = file.layer();
   const std::int64_t num_tokens = file.num_tokens();
   const TensorView weights = slice_rows(file.topk_weights(), 0, num_tokens);
   for (std::int64_t i = 0; i < weights.num_elements(); ++i) {

@@ -26,6 +26,8 @@ struct RunInput {
 struct RunReference {
   Tensor output;                     ///< [T, H] f32: routed + shared output; absent: unknown
   std::int64_t num_bad_weights = 0;  ///< NaN or infinite topk_weights
+  std::string source;                ///< the file
+  std::string layer;                 ///< whose output it is, as the file says; empty: it does not
 };
 
 /// Returns the number of tokens of all ranks without reading them. Errors: kInvalidArgument (no

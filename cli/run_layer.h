@@ -51,14 +51,6 @@ std::unique_ptr<LayerTarget> make_cuda_layer(const LayerSetup& setup);
 void add_rows(const LayerSetup& setup, std::int64_t num_rows,
               std::span<const std::int32_t> expert_rows, RankResult& result);
 
-/// What the experts received and returned, in host memory; scales are row-major.
-struct ServedRows {
-  const ExpertRows& experts;
-  TensorView topk_ids;       ///< may be absent
-  TensorView expert_output;  ///< bf16
-  std::vector<RowOrigin> origins;
-};
-
 /// Writes the files of --dump. Errors: kSystem.
 void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments, const ServedRows& rows);
 

@@ -153,6 +153,9 @@ RankResult LayerRun::run() {
   result_.has_routing = input_.topk_ids.view().has_value();
   result_.first_token = first_token_;
   result_.output = std::move(output_);
+  const bool is_routed = !result_.has_routing;
+  result_.topk_ids = is_routed ? std::move(routed_ids_) : std::move(input_.topk_ids);
+  result_.topk_weights = is_routed ? std::move(routed_weights_) : std::move(input_.topk_weights);
   return std::move(result_);
 }
 

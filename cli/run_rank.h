@@ -15,6 +15,7 @@
 #include "run.h"
 #include "run_config.h"
 #include "run_input.h"
+#include "run_rows.h"
 
 namespace switchyard::cli {
 
@@ -31,6 +32,9 @@ struct RankResult {
   bool has_routing = false;               ///< the input says which experts
   std::vector<std::int64_t> first_token;  ///< P + 1 numbers
   Tensor output;                          ///< [T, H] bf16, this rank's tokens
+  Tensor topk_ids;                        ///< [T, K] i32 of its tokens
+  Tensor topk_weights;                    ///< [T, K] f32
+  std::vector<ReceivedRow> received;      ///< of its experts; not on GPUs
   RunConfig run_config;
   std::int64_t host_crossings = 0;        ///< rows of its tokens that leave its host
   std::int64_t num_rows = 0;              ///< rows that its experts received

@@ -14,12 +14,13 @@
 #include "gather_records.h"
 #include "group_hosts.h"
 #include "io/safetensors.h"
+#include "measure/gather.h"
 #include "quant/bf16.h"
 
 namespace switchyard::cli {
 namespace {
 
-// What a rank leaves in its window for rank 0; its rows per expert and its output follow.
+// What a rank leaves in its window for rank 0; arrays follow, see RecordLayout.
 struct RankRecord {
   std::int64_t num_rows;
   std::int64_t host_crossings;
@@ -28,38 +29,78 @@ struct RankRecord {
   std::int64_t window_bytes;
   std::int64_t workspace_bytes;
   std::array<std::int64_t, kNumStages> stage_ns;
+  std::int64_t num_received;
   std::array<char, 64> gpu;  ///< name, truncated and zero-padded
   bool is_shared_gpu;
 };
 
 struct RecordLayout {
-  std::size_t experts = 0;  ///< offset of [E] i64
-  std::size_t output = 0;   ///< offset of [T, H] bf16
+  std::size_t experts = 0;   ///< offset of [E] i64
+  std::size_t received = 0;  ///< offset of the ReceivedRows
+  std::size_t ids = 0;       ///< offset of [T, K] i32
+  std::size_t weights = 0;   ///< offset of [T, K] f32
+  std::size_t output = 0;    ///< offset of [T, H] bf16
   std::size_t bytes = 0;
 };
 
-RecordLayout record_layout(const RankResult& result) {
+// `max_received` is the largest number of received rows of any rank.
+RecordLayout record_layout(const RankResult& result, std::size_t max_received) {
   std::int64_t most = 0;
   for (std::size_t r = 1; r < result.first_token.size(); ++r) {
     most = std::max(most, result.first_token[r] - result.first_token[r - 1]);
   }
   RecordLayout layout;
   layout.experts = sizeof(RankRecord);
-  layout.output = layout.experts + result.expert_rows.size() * sizeof(std::int64_t);
+  layout.received = layout.experts + result.expert_rows.size() * sizeof(std::int64_t);
+  layout.ids = layout.received + max_received * sizeof(ReceivedRow);
+  const auto choices = static_cast<std::size_t>(most * result.config.num_topk());
+  layout.weights = layout.ids + choices * sizeof(std::int32_t);
+  layout.output = layout.weights + choices * sizeof(float);
   layout.bytes = layout.output + static_cast<std::size_t>(most * result.config.hidden) * 2;
   return layout;
 }
 
 void leave_record(std::byte* to, const RecordLayout& layout, const RankResult& result) {
-  RankRecord record{
-      result.num_rows,     result.host_crossings,  result.dispatch_bytes, result.combine_bytes,
-      result.window_bytes, result.workspace_bytes, result.stage_ns,       {},
-      result.is_shared_gpu};
+  RankRecord record{result.num_rows,
+                    result.host_crossings,
+                    result.dispatch_bytes,
+                    result.combine_bytes,
+                    result.window_bytes,
+                    result.workspace_bytes,
+                    result.stage_ns,
+                    static_cast<std::int64_t>(result.received.size()),
+                    {},
+                    result.is_shared_gpu};
   result.gpu.copy(record.gpu.data(), record.gpu.size() - 1);
   std::memcpy(to, &record, sizeof(record));
   std::memcpy(to + layout.experts, result.expert_rows.data(),
               result.expert_rows.size() * sizeof(std::int64_t));
-  std::memcpy(to + layout.output, result.output.data(), result.output.view().num_bytes());
+  std::memcpy(to + layout.received, result.received.data(),
+              result.received.size() * sizeof(ReceivedRow));
+  const auto leave = [&](std::size_t at, const Tensor& tensor) {
+    if (tensor.view().num_bytes() > 0) {
+      std::memcpy(to + at, tensor.data(), tensor.view().num_bytes());
+    }
+  };
+  leave(layout.ids, result.topk_ids);
+  leave(layout.weights, result.topk_weights);
+  leave(layout.output, result.output);
+}
+
+RankTrace read_trace(const std::byte* from, const RecordLayout& layout, std::int64_t num_tokens,
+                     std::int64_t num_topk) {
+  RankRecord record{};
+  std::memcpy(&record, from, sizeof(record));
+  RankTrace trace;
+  trace.rows.resize(static_cast<std::size_t>(record.num_received));
+  std::memcpy(trace.rows.data(), from + layout.received, trace.rows.size() * sizeof(ReceivedRow));
+  trace.topk_ids = Tensor(DType::kI32, {num_tokens, num_topk});
+  trace.topk_weights = Tensor(DType::kF32, {num_tokens, num_topk});
+  const std::size_t bytes = trace.topk_ids.view().num_bytes();
+  if (bytes == 0) return trace;
+  std::memcpy(trace.topk_ids.data(), from + layout.ids, bytes);
+  std::memcpy(trace.topk_weights.data(), from + layout.weights, bytes);
+  return trace;
 }
 
 Spread spread_of(std::vector<std::int64_t> ns) {
@@ -70,8 +111,28 @@ Spread spread_of(std::vector<std::int64_t> ns) {
   return {us(ns.front()), median, us(ns.back())};
 }
 
-void compare_with_reference(RunReport& report, const Tensor& reference) {
+// A file that names no layer is taken for the first one's.
+std::string why_not_of(const RunReference& reference, const RunReport& report) {
+  const std::string layer = std::to_string(report.layer);
+  if (!reference.layer.empty()) {
+    return reference.layer == layer ? "" : fmt::format("is of layer {}", reference.layer);
+  }
+  if (report.options.layer < 0) return {};
+  const int first = first_moe_layer(Checkpoint(report.options.model), report.config);
+  return report.layer == first
+             ? ""
+             : fmt::format(
+                   "names no layer and is taken for the first one's, {}; name it in the "
+                   "metadata: \"layer\": \"{}\"",
+                   first, layer);
+}
+
+void compare_with_reference(RunReport& report, const RunReference& given) {
+  const Tensor& reference = given.output;
   if (!reference.view().has_value() || reference.view().num_elements() == 0) return;
+  report.reference_source = given.source;
+  report.other_layer = why_not_of(given, report);
+  if (!report.other_layer.empty()) return;
   double error = 0;
   double norm = 0;
   double max_abs = 0;
@@ -82,7 +143,7 @@ void compare_with_reference(RunReport& report, const Tensor& reference) {
     norm += want * want;
     max_abs = std::isnan(off) ? off : std::max(max_abs, std::abs(off));
   }
-  report.rel_l2 = std::sqrt(error / norm);
+  report.rel_l2 = error == 0 ? 0 : std::sqrt(error / norm);
   report.max_abs = max_abs;
 }
 
@@ -146,12 +207,15 @@ std::int64_t RunReport::wire_bytes() const {
 }
 
 bool RunReport::is_ok() const {
-  return !rel_l2.has_value() || *rel_l2 <= rel_l2_bound(options.scheme);
+  return oracle.is_ok() && (!is_judged() || *rel_l2 <= rel_l2_bound(options.scheme));
 }
 
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
-  const RecordLayout layout = record_layout(result);
+  const double received =
+      measure::slowest_of(group, {static_cast<double>(result.received.size())}).front();
+  const RecordLayout layout = record_layout(result, static_cast<std::size_t>(received));
   RunReport report;
+  RunTrace trace{options, result, {}, {}, {}};
   if (group.rank() == 0) {
     report.options = options;
     report.config = result.config;
@@ -176,6 +240,9 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
         const auto r = static_cast<std::size_t>(rank);
         read_record(report, record, layout, result.first_token[r],
                     result.first_token[r + 1] - result.first_token[r], stage_ns);
+        trace.ranks.push_back(read_trace(record, layout,
+                                         result.first_token[r + 1] - result.first_token[r],
+                                         result.config.num_topk()));
       });
   if (group.rank() == 0) {
     const HostsOfRanks hosts = hosts_of(group, "run", options.hosts);
@@ -187,9 +254,27 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     }
     const RunReference reference = load_run_reference(options, result.config);
     report.num_bad_weights = reference.num_bad_weights;
-    compare_with_reference(report, reference.output);
+    compare_with_reference(report, reference);
+    const HostsOfRanks own = hosts_of(group, "run", has_several_hosts(group) ? options.hosts : 1);
+    trace.hosts.assign(own.begin(), own.end());
+    trace.output = report.output;
+    report.oracle = compare_with_oracle(trace);
   }
   return report;
+}
+
+static nlohmann::ordered_json to_json(const OracleReport& oracle) {
+  const auto text = [](const std::string& value) {
+    return value.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+  };
+  nlohmann::ordered_json json{{"rows", oracle.num_rows},
+                              {"compared_rows", oracle.compared_rows},
+                              {"compared_tokens", oracle.compared_tokens},
+                              {"rel_l2", oracle.rel_l2},
+                              {"bound", oracle.bound}};
+  json["left_out"] = text(oracle.left_out);
+  json["difference"] = text(oracle.difference);
+  return json;
 }
 
 std::string to_json(const RunReport& report) {
@@ -225,9 +310,11 @@ std::string to_json(const RunReport& report) {
   };
   json["wire_bytes"] = bytes(report.wire_bytes());
   json["rel_l2"] = number(report.rel_l2);
-  json["bound"] = rel_l2_bound(report.options.scheme);
+  json["bound"] = number(report.is_judged() ? std::optional(rel_l2_bound(report.options.scheme))
+                                            : std::nullopt);
   json["max_abs"] = number(report.max_abs);
   json["bad_weights"] = report.num_bad_weights;
+  json["check"] = to_json(report.oracle);
   json["window_bytes"] = report.window_bytes;
   json["workspace_bytes"] = report.workspace_bytes;
   json["stages"] = nlohmann::ordered_json::array();

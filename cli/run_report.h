@@ -13,6 +13,7 @@
 
 #include "balance.h"
 #include "run.h"
+#include "run_oracle.h"
 #include "run_rank.h"
 
 namespace switchyard::cli {
@@ -58,13 +59,19 @@ struct RunReport {
   std::optional<double> rel_l2;      ///< ||out - reference|| / ||reference||
   std::optional<double> max_abs;
   std::int64_t num_bad_weights = 0;  ///< NaN or infinite topk_weights of the input
+  std::string reference_source;      ///< the file with the reference
+  std::string other_layer;           ///< why its reference is not that of this layer; empty: it is
+  OracleReport oracle;
 
+  /// rel_l2 is information where the scheme is not none: then the reference is not quantized.
+  bool is_judged() const { return rel_l2.has_value() && options.scheme == "none"; }
   bool is_ok() const;
   bool is_on_gpus() const { return options.device == "cuda"; }
   std::int64_t wire_bytes() const;  ///< summed over stages and ranks
 };
 
-/// Largest rel_l2 of a correct run on real activations; documented in docs/schemes.md.
+/// Largest rel_l2 of a correct run without a scheme; with one, of experts that are not exact, to
+/// the reference implementation.
 double rel_l2_bound(const std::string& scheme);
 
 /// Collective. The report is complete on rank 0 and empty on the others.

@@ -147,14 +147,47 @@ std::string notes(const RunReport& report) {
                      report.num_bad_weights);
 }
 
+// What was compared with the reference implementation, which quantizes as the run does.
+std::string check_line(const RunReport& report) {
+  const OracleReport& oracle = report.oracle;
+  if (report.num_tokens == 0) return {};
+  if (!oracle.is_ok()) {
+    return fmt::format("check: differs from the reference implementation: {}: WRONG\n",
+                       oracle.difference);
+  }
+  std::string text = "check: ";
+  if (!report.is_on_gpus()) {
+    text += oracle.compared_rows == oracle.num_rows
+                ? fmt::format("{} received rows", oracle.num_rows)
+                : fmt::format("places of {} received rows, bytes of {}", oracle.num_rows,
+                              oracle.compared_rows);
+    text += oracle.left_out.empty() ? " and " : "";
+  }
+  if (oracle.left_out.empty()) {
+    text += fmt::format("{} of {} results", oracle.compared_tokens, report.num_tokens);
+  }
+  const bool is_exact = oracle.bound == 0;
+  text += is_exact ? " equal the reference implementation in every bit"
+                   : fmt::format(" agree with the reference implementation, results to {:.1e}",
+                                 oracle.rel_l2);
+  if (!oracle.left_out.empty()) text += fmt::format(" (no results: {})", oracle.left_out);
+  return text + ": ok\n";
+}
+
 std::string accuracy(const RunReport& report) {
   if (report.num_tokens == 0) return "accuracy: no tokens, nothing to compare\n";
+  if (!report.other_layer.empty()) {
+    return fmt::format("accuracy: not compared, layer {} ran, but the reference output of {} {}\n",
+                       report.layer, report.reference_source, report.other_layer);
+  }
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
-  return fmt::format(
-      "accuracy: ||out - ref|| / ||ref|| = {:.3e}, bound {:.1e} for scheme {}; "
-      "max |out - ref| = {:.3e}: {}\n",
-      *report.rel_l2, rel_l2_bound(report.options.scheme), report.options.scheme, *report.max_abs,
-      report.is_ok() ? "ok" : "WRONG");
+  const std::string verdict =
+      !report.is_judged()
+          ? " (for information: ref is not quantized)"
+          : fmt::format(", bound {:.1e}: {}", rel_l2_bound(report.options.scheme),
+                        *report.rel_l2 <= rel_l2_bound(report.options.scheme) ? "ok" : "WRONG");
+  return fmt::format("accuracy: ||out - ref|| / ||ref|| = {:.3e}, max |out - ref| = {:.3e}{}\n",
+                     *report.rel_l2, *report.max_abs, verdict);
 }
 
 }  // namespace
@@ -163,7 +196,7 @@ std::string to_text(const RunReport& report) {
   const Glyphs shown = glyphs();
   return header(report) + stage_table(report) + rank_bars(report, shown) +
          expert_histogram(report, shown) + placement_text(report) + notes(report) +
-         accuracy(report);
+         check_line(report) + accuracy(report);
 }
 
 }  // namespace switchyard::cli
