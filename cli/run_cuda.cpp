@@ -192,7 +192,8 @@ std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments)
   const Prepared prepared = twin->prepare({narrow, arguments.topk_ids, arguments.topk_weights});
   std::vector<RowOrigin> origins = twin->row_origins();
   const bool is_grouped = !prepared.topk_ids.has_value() || prepared.topk_ids.shape(1) == 1;
-  const Tensor rows(DType::kBF16, {prepared.experts.rows.shape(0), kColumns});
+  const std::int64_t num_rows = prepared.experts.rows.num_elements() / kColumns;
+  const Tensor rows(DType::kBF16, {num_rows, kColumns});
   twin->finalize(
       {narrow, rows, is_grouped ? WeightAndReduce::delegate() : WeightAndReduce::no_op()});
   return origins;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,13 @@ class DeviceWindow {
   /// Instead of that barrier, if peers may still have this rank's memory mapped: the driver frees
   /// it when the process ends.
   virtual void leave_memory() noexcept {}
+
+  /// Among threads: tells the peers that this rank ends while an exception unwinds. A free on its
+  /// GPU may wait for their kernels, which wait for this rank.
+  virtual void abandon() noexcept {}
+  /// Returns a function that names the rank that did, or -1; it may outlive the window. Empty among
+  /// processes, whose end peers see.
+  virtual std::function<int()> abandoned_by() const { return {}; }
 
  protected:
   DeviceWindow() = default;

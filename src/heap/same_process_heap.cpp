@@ -5,8 +5,11 @@
 // may need it. Every rank owns the memory of all ranks: after a failure, a rank may end while
 // kernels of another still write to its memory.
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "core/fail.h"
 #include "cuda/base/check.h"
@@ -24,7 +27,13 @@ void enable_peer_access(int peer_device) {
   cuda::check_cuda(result, "cudaDeviceEnablePeerAccess");
 }
 
-using SharedMemory = std::shared_ptr<cuda::DeviceBuffer>;
+// Of one rank; all ranks own it.
+struct RankMemory {
+  explicit RankMemory(std::size_t bytes) : buffer(bytes) {}
+  cuda::DeviceBuffer buffer;
+  std::shared_ptr<std::atomic<bool>> is_abandoned = std::make_shared<std::atomic<bool>>(false);
+};
+using SharedMemory = std::shared_ptr<RankMemory>;
 
 // Where ranks find each other's memory.
 class MemoryList {
@@ -44,7 +53,7 @@ class MemoryList {
  private:
   std::mutex mutex_;
   std::uint64_t num_added_ = 0;
-  std::map<std::uint64_t, std::weak_ptr<cuda::DeviceBuffer>> list_;
+  std::map<std::uint64_t, std::weak_ptr<RankMemory>> list_;
 };
 
 MemoryList& memory_list() {
@@ -64,7 +73,7 @@ class SameProcessHeap final : public Heap {
   }
 
   std::string place() override {
-    own_ = std::make_shared<cuda::DeviceBuffer>(mapped_bytes());
+    own_ = std::make_shared<RankMemory>(mapped_bytes());
     return fmt::format("{}", memory_list().add(own_));
   }
 
@@ -73,8 +82,19 @@ class SameProcessHeap final : public Heap {
       if (ranks_[peer].device != device_) enable_peer_access(ranks_[peer].device);
       memories_.push_back(memory_list().find(std::stoull(texts[peer])));
       require(memories_.back() != nullptr, Errc::kSystem, "rank {} has released its memory", peer);
-      bases_[peer] = memories_.back()->data();
+      bases_[peer] = memories_.back()->buffer.data();
     }
+  }
+
+  void abandon() noexcept override { own_->is_abandoned->store(true); }
+  std::function<int()> abandoned_by() const override {
+    std::vector<std::shared_ptr<std::atomic<bool>>> marks;
+    for (const SharedMemory& memory : memories_) marks.push_back(memory->is_abandoned);
+    return [marks = std::move(marks)] {
+      const auto at =
+          std::find_if(marks.begin(), marks.end(), [](const auto& mark) { return mark->load(); });
+      return at == marks.end() ? -1 : static_cast<int>(at - marks.begin());
+    };
   }
 
  private:

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-using Device = void*;
+using NvmlDevice = void*;
 constexpr int kSuccess = 0;
 constexpr int kNotSupported = 3;
 constexpr int kFeatureEnabled = 1;
@@ -41,9 +41,9 @@ class Nvml {
 
   bool is_ready = false;
   int (*driver_version)(char*, unsigned) = nullptr;
-  int (*device_by_uuid)(const char*, Device*) = nullptr;
-  int (*memory_info)(Device, Memory*) = nullptr;
-  int (*nvlink_state)(Device, unsigned, int*) = nullptr;
+  int (*device_by_uuid)(const char*, NvmlDevice*) = nullptr;
+  int (*memory_info)(NvmlDevice, Memory*) = nullptr;
+  int (*nvlink_state)(NvmlDevice, unsigned, int*) = nullptr;
 
  private:
   template <typename Function>
@@ -60,7 +60,7 @@ const Nvml& nvml() {
   return library;
 }
 
-int count_nvlinks(Device device) {
+int count_nvlinks(NvmlDevice device) {
   int count = 0;
   for (unsigned link = 0; link < kMaxLinks; ++link) {
     int state = 0;
@@ -83,7 +83,7 @@ std::string nvml_driver_version() {
 
 NvmlFacts nvml_facts(const std::string& uuid) {
   NvmlFacts facts;
-  Device device = nullptr;
+  NvmlDevice device = nullptr;
   if (!nvml().is_ready || nvml().device_by_uuid(uuid.c_str(), &device) != kSuccess) return facts;
   Memory memory{};
   if (nvml().memory_info(device, &memory) == kSuccess) {

@@ -116,6 +116,25 @@ TEST(WatcherTest, WhoPassesOnIsToBlame) {
   });
 }
 
+TEST(WatcherTest, RankThatUnwindsAnExceptionIsNamed) {
+  std::atomic<bool> is_over = false;
+  run_ranks(2, [&](const Group& group) {
+    if (group.rank() == 1) {
+      while (!is_over) usleep(1000);
+      return;
+    }
+    WatchWords words{};
+    Watcher watcher(group.control(), words, kNumExperts, nullptr, [] { return 1; });
+    EXPECT_LT(wait_for_word(words), 1000);
+    EXPECT_NO_THROW(watcher.check(kSite)) << "no kernel waited";
+    leave(words, cuda::WaitFailure::kAborted, record_of(cuda::WaitPlace::kRow, 1, 5));
+    test::expect_error(Errc::kAborted,
+                       "aborted by rank 1: it ended its exchange because of an exception",
+                       [&] { watcher.check(kSite); });
+    is_over = true;
+  });
+}
+
 TEST(WatcherTest, KernelThatStoppedSaysWhere) {
   run_ranks(2, [](const Group& group) {
     WatchWords words{};

@@ -63,7 +63,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   }
   gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
-                                       std::int64_t{shape_.config.num_experts}, hosts_.get());
+                                       std::int64_t{shape_.config.num_experts}, hosts_.get(),
+                                       slots_[0].window->abandoned_by());
 }
 
 // A close that is due is collective. Then only memory of this rank is left; freeing it must not
@@ -80,8 +81,9 @@ PushExchange::~PushExchange() {
 // Peers may still write to this rank's window, or read from their windows what this rank wrote.
 // Among ranks of one process that share a GPU, a device synchronization or a free also waits for
 // the kernels of the others: so all ranks have launched everything before one of them synchronizes,
-// and all kernels have ended before one of them frees. A rank that unwinds an exception waits for
-// nobody, because its peers may be waiting for it.
+// and all kernels have ended before one of them frees. GPUs with peer access wait for each other
+// so, too. A rank that unwinds an exception waits for nobody, because its peers may be waiting for
+// it.
 void PushExchange::end(bool waits_for_peers) {
   const auto barrier = [&] {
     try {
@@ -95,6 +97,7 @@ void PushExchange::end(bool waits_for_peers) {
   };
   try {
     const cuda::DeviceGuard guard(device_.index);
+    if (!waits_for_peers && slots_[0].window) slots_[0].window->abandon();
     barrier();
     cudaDeviceSynchronize();
     for (const Slot& slot : slots_) {

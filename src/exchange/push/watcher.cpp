@@ -5,6 +5,7 @@
 #include <chrono>
 #include <signal.h>
 #include <system_error>
+#include <utility>
 
 #include "core/fail.h"
 
@@ -16,8 +17,13 @@ constexpr int kLooksPerPeerLook = 10;  // looking for lost peers takes system ca
 
 }  // namespace
 
-Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts, LinkWatch* links)
-    : control_(control), words_(words), num_experts_(num_experts), links_(links) {
+Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts, LinkWatch* links,
+                 std::function<int()> abandoned_by)
+    : control_(control),
+      words_(words),
+      num_experts_(num_experts),
+      links_(links),
+      abandoned_by_(std::move(abandoned_by)) {
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
@@ -27,7 +33,7 @@ Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts, 
 
 Watcher::~Watcher() = default;
 
-// An aborted group stays aborted, so there is nothing left to look for.
+// What stops kernels stays so; there is nothing left to look for.
 void Watcher::run(const std::stop_token& stop) noexcept {
   sigset_t all;
   sigfillset(&all);
@@ -50,9 +56,10 @@ bool Watcher::has_record() const noexcept {
   return std::atomic_ref(words_.record.failure).load(std::memory_order_acquire) != 0;
 }
 
+// Kernels that wait for a rank that unwound an exception stop; only then is the group lost.
 bool Watcher::look() noexcept {
   if (has_record()) notify_peers();
-  if (!control_.is_aborted()) return false;
+  if (!control_.is_aborted() && abandoner() < 0) return false;
   std::atomic_ref(words_.abort_word).store(1, std::memory_order_release);
   return true;
 }
@@ -70,6 +77,10 @@ void Watcher::notify_peers() noexcept {
   has_notified_ = true;
   try {
     const WaitFailureText text = describe_record();
+    if (const int rank = abandoner(); rank >= 0 && !text.is_own) {
+      control_.abort(Errc::kAborted, rank, "it ended its exchange because of an exception");
+      return;
+    }
     if (text.code == Errc::kTimeout) control_.look_for_lost_peers();
     is_first_cause_ = control_.abort(text.peers_code, text.culprit, text.what);
   } catch (const std::exception&) {  // no memory for the text

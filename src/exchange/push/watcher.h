@@ -2,11 +2,12 @@
 //
 // watcher.h: connects the waits of kernels to the group. The host does not wait for kernels, so a
 // thread checks every few milliseconds: it aborts the group if a kernel of this rank failed, and it
-// stops this rank's kernels if the group was aborted or if a peer died or left. The thread uses no
-// CUDA, so a lost GPU cannot block it.
+// stops this rank's kernels if the group was aborted or if a peer died, left or unwound an
+// exception. The thread uses no CUDA, so a lost GPU cannot block it.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -30,9 +31,10 @@ class LinkWatch {
 class Watcher {
  public:
   /// `control`, `words` and `links`, which may be null, must outlive the watcher. No peer may leave
-  /// the group before it is destroyed. Errors: kSystem (no thread).
-  Watcher(Control& control, WatchWords& words, std::int64_t num_experts,
-          LinkWatch* links = nullptr);
+  /// the group before it is destroyed. `abandoned_by` is DeviceWindow's. Errors: kSystem (no
+  /// thread).
+  Watcher(Control& control, WatchWords& words, std::int64_t num_experts, LinkWatch* links = nullptr,
+          std::function<int()> abandoned_by = {});
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
   /// Stops the thread.
@@ -49,6 +51,7 @@ class Watcher {
  private:
   void run(const std::stop_token& stop) noexcept;
   bool has_record() const noexcept;
+  int abandoner() const { return abandoned_by_ ? abandoned_by_() : -1; }
   void notify_peers() noexcept;
   WaitFailureText describe_record() const;
   Error cause(const WaitSite& site);
@@ -57,6 +60,7 @@ class Watcher {
   WatchWords& words_;
   std::int64_t num_experts_;
   LinkWatch* links_;
+  std::function<int()> abandoned_by_;
   std::atomic<bool> is_first_cause_ = false;  ///< this rank's record aborted the group
   std::mutex mutex_;                          ///< guards the two below
   bool has_notified_ = false;
