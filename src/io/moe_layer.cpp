@@ -15,10 +15,14 @@
 namespace switchyard {
 namespace {
 
-// What comes before "layers.N.": of a model, of one inside a wrapper, as several versions of
-// transformers write it, and of a model without its head.
-constexpr const char* kPrefixes[] = {"model.", "model.language_model.", "language_model.model.",
-                                     "language_model.", ""};
+// What comes before the number of a layer: in a model, in one inside a wrapper, as several versions
+// of transformers write it (the last is what 5.24 makes of Kimi-K2.5), and without its head.
+constexpr const char* kPrefixes[] = {"model.layers.",
+                                     "model.language_model.layers.",
+                                     "language_model.model.layers.",
+                                     "language_model.layers.",
+                                     "layers.",
+                                     "language_model.model.blocks."};
 
 /// Where a checkpoint keeps a layer.
 struct LayerPlace {
@@ -33,7 +37,7 @@ struct LayerPlace {
 };
 
 LayerPlace place_of(const TensorNames& names, const char* prefix, std::int32_t layer) {
-  return {fmt::format("{}layers.{}.{}.", prefix, layer, names.block), &names};
+  return {fmt::format("{}{}.{}.", prefix, layer, names.block), &names};
 }
 
 // Opens no file. Where a layer has a router but no experts, its first place is as good as any.
@@ -56,7 +60,7 @@ std::string expected_router(const ModelConfig& config, std::int32_t layer) {
   return place_of(config.family->names[0], kPrefixes[0], layer).router();
 }
 
-// For messages: "; its layers are "transformer.layers.*", want ..."
+// For messages.
 std::string describe_prefixes(const Checkpoint& checkpoint) {
   constexpr std::size_t kMaxPrefixes = 4;
   constexpr std::string_view kLayers = "layers.";
@@ -65,7 +69,7 @@ std::string describe_prefixes(const Checkpoint& checkpoint) {
   for (const std::string& name : names) {
     const std::size_t at = name.find(kLayers);
     if (at == name.npos || (at > 0 && name[at - 1] != '.')) continue;
-    if (prefixes.size() < kMaxPrefixes) prefixes.insert(quote(name.substr(0, at)));
+    if (prefixes.size() < kMaxPrefixes) prefixes.insert(quote(name.substr(0, at + kLayers.size())));
   }
   if (prefixes.empty()) {
     return names.empty() ? "" : fmt::format("; its first tensor is {}", quote(names.front()));

@@ -41,7 +41,7 @@ inline constexpr const char* kQwen3 =
     R"({"model_type": "qwen3_moe", "decoder_sparse_step": 1, "hidden_size": 2048,
  "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts": 128,
  "num_experts_per_tok": 8, "num_hidden_layers": 48})";
-inline constexpr const char* kMixtral = R"({"model_type": "mixtral", "hidden_size": 4096,
+inline constexpr const char* kMixtral8x7B = R"({"model_type": "mixtral", "hidden_size": 4096,
  "intermediate_size": 14336, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_local_experts": 8})";
 inline constexpr const char* kOlmoe = R"({"model_type": "olmoe", "hidden_act": "silu",
  "hidden_size": 2048, "intermediate_size": 1024, "norm_topk_prob": false, "num_experts": 64,

@@ -80,8 +80,9 @@ TEST(MalformedModelConfigTest, BadCombinations) {
                {"\"num_experts_per_tok\": 8", "\"num_experts_per_tok\": 64, \"a\": {",
                 "json: dir/config.json"},
                {"\"num_experts\": 128", "\"num_experts\": 4", "but there are 4 experts"}});
-  expect_malformed(kMixtral, {{"\"num_local_experts\": 8", "\"x\": 8", "no key num_local_experts"},
-                              {"\"intermediate_size\"", "\"x\"", "no key intermediate_size"}});
+  expect_malformed(kMixtral8x7B,
+                   {{"\"num_local_experts\": 8", "\"x\": 8", "no key num_local_experts"},
+                    {"\"intermediate_size\"", "\"x\"", "no key intermediate_size"}});
 }
 
 TEST(MalformedModelConfigTest, TextThatIsNoConfig) {

@@ -176,7 +176,7 @@ TEST(ModelConfigTest, ReadsTheTextConfigOfAWrapper) {
     return "{\"model_type\": \"" + type + "\", \"hidden_size\": 7, \"vision_config\": {}" + more +
            ", \"text_config\": " + text + "}";
   };
-  for (const char* text : {kV2, kV3, kKimiK2, kQwen2, kQwen3, kMixtral, kOlmoe, kGlm, kDots}) {
+  for (const char* text : {kV2, kV3, kKimiK2, kQwen2, kQwen3, kMixtral8x7B, kOlmoe, kGlm, kDots}) {
     const ModelConfig inner = parse(text);
     const ModelConfig outer = parse(wrapped("some_vl", text));
     EXPECT_EQ(outer.family, inner.family);
@@ -235,8 +235,8 @@ TEST(ModelConfigTest, NullMeansNone) {
                  {kQwen2, "shared_expert_intermediate_size", "20480"},
                  {kQwen3, "decoder_sparse_step", "1"},
                  {kQwen3, "num_experts", "128"},
-                 {kMixtral, "intermediate_size", "14336"},
-                 {kMixtral, "num_experts_per_tok", "2"}};
+                 {kMixtral8x7B, "intermediate_size", "14336"},
+                 {kMixtral8x7B, "num_experts_per_tok", "2"}};
   for (const auto& c : refused) {
     SCOPED_TRACE(c.key);
     expect_error(Errc::kMalformedFile, std::string(c.key) + " is null, want a value",
@@ -245,7 +245,7 @@ TEST(ModelConfigTest, NullMeansNone) {
 }
 
 TEST(ModelConfigTest, ReadsMixtral) {
-  const ModelConfig config = parse(kMixtral);
+  const ModelConfig config = parse(kMixtral8x7B);
   EXPECT_STREQ(config.family->name, "mixtral");
   EXPECT_EQ(config.num_experts(), 8);
   EXPECT_EQ(config.moe_intermediate, 14336);

@@ -158,7 +158,7 @@ TEST(MoeLayerLayoutsTest, PrefixesOfWrappersAreFoundAndOthersNamed) {
   rename_to("transformer.");
   expect_invalid(
       "holds none of the MoE layers 0 (no tensor \"model.layers.0.block_sparse_moe.gate.weight\"); "
-      "its layers begin with \"transformer.\", want \"model.\", ",
+      "its layers begin with \"transformer.layers.\", want \"model.layers.\", ",
       [&] { load(folder.path(), ids); });
   rename_to("");
   expect_same_experts(load(folder.path(), ids).experts, want.experts);

@@ -17,7 +17,7 @@ TEST(WorkloadTest, NamesHaveTheSizesOfThePublishedConfigs) {
   const std::pair<const char*, const char*> models[] = {{"deepseek-v3", test::kV3},
                                                         {"kimi-k2", test::kKimiK2},
                                                         {"qwen3-30b", test::kQwen3},
-                                                        {"mixtral-8x7b", test::kMixtral}};
+                                                        {"mixtral-8x7b", test::kMixtral8x7B}};
   for (const auto& [name, config] : models) {
     const Workload known = find_workload(name);
     const Workload read = find_workload(folder.write(std::string(name) + ".json", config));
