@@ -32,11 +32,11 @@ struct RouterConfig {
   std::int32_t num_topk = 0;     ///< K, from 1 to 64 and at most E
   Scoring scoring = Scoring::kSoftmax;
   bool norm_topk_prob = false;         ///< divide the chosen weights by their sum
-  float norm_min = 0.0f;               ///< divide by no less than this (Ernie-4.5: moe_norm_min)
   float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after normalization
   GroupSelection group_selection = GroupSelection::kNone;
   std::int32_t num_groups = 1;   ///< must divide E
   std::int32_t topk_groups = 1;  ///< groups that remain eligible
+  float norm_min = 0.0f;         ///< norm_topk_prob divides by no less (Ernie-4.5: moe_norm_min)
   /// The bias is added to the logits, and so counts in the weights too (gpt-oss).
   bool bias_on_logits = false;
   /// kSparseMixer (PhiMoE: router_jitter_noise): a logit x is near the largest, m, unless
