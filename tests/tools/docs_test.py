@@ -75,6 +75,14 @@ class DocsTest(unittest.TestCase):
         page = {row[0].split()[0] for row in table_rows("docs/run.md") if re.match("--[a-z]", row[0])}
         self.assertEqual(page, source)
 
+    def test_model_types_are_those_of_the_source(self):
+        lists = re.findall(r"\.model_types = \{(.*?)\}", read("src/io/model_family.cpp"), re.DOTALL)
+        source = {name for each in lists for name in re.findall(r'"(\w+)"', each)}
+        self.assertGreaterEqual(len(source), 10)
+        section = read("docs/models.md").split("## Families")[1].split("## Files")[0]
+        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        self.assertEqual({name for cell in cells for name in re.findall(r"`(\w+)`", cell)} - {"model_type"}, source)
+
     def test_names_for_people_coming_from_elsewhere_are_in_the_headers(self):
         headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "include").rglob("*.h"))
         known = set(re.findall(r"\w+", headers)) | set(re.findall(r"SWITCHYARD_\w+", read("src/core/settings.cpp")))
