@@ -229,7 +229,7 @@ void RunOracle::compare_bytes(const std::vector<ReceivedRow>& rows, const std::s
     const bool is_tensor = scheme().group == ScaleGroup::kTensor;
     if (is_tensor || scheme().needs_tensor_scale()) {
       const float scale = is_tensor ? quantized.scales(0, 0) : quantized.tensor_scale;
-      whole = conformance::encode(DType::kF32, {1, 1, {scale}});
+      whole = conformance::encode(DType::kF32, {1, 1, std::vector<float>{scale}});
     }
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {

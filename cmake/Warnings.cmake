@@ -4,7 +4,12 @@ target_compile_features(switchyard_flags INTERFACE cxx_std_20)
 # A fused multiply-add happens only where the source says fma; no fast-math, no flush to zero.
 target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 target_compile_options(
-  switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wsign-conversion;-Wnon-virtual-dtor>)
+  switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wsign-conversion;-Wnon-virtual-dtor>)
+# In a unit of several sources (Unite.cmake) a local name may be that of another source.
+set(is_united $<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>)
+target_compile_options(
+  switchyard_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:${is_united}>>:-Wshadow>
+                             $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,${is_united}>:-Wshadow=local>)
 # g++ 12 reports overlaps in std::string's operator+ that do not exist (GCC bug 105651).
 target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 if(SWITCHYARD_WARNINGS_AS_ERRORS)
