@@ -41,7 +41,7 @@ void take_host(const std::string& ranks_per_host, const RankInfo& ranks) {
 Group join(const CheckOptions& options) {
   const std::string engine = options.engine == "all" ? "" : options.engine;
   const Group group = Group::from_environment({.engine = engine, .timeout_ms = options.timeout_ms});
-  require_agreement(group.control(), "check",
+  require_agreement(group.control(), {Phase::kSetup, "options"}, "check",
                     {{"--engine", options.engine},
                      {"--filter", options.filter},
                      {"--quick", options.quick ? "set" : "its default"},
@@ -102,7 +102,9 @@ class Launched {
   void gather() {
     nlohmann::json own = nlohmann::json::array();
     for (const CheckResult& result : report_.results) own.push_back(json_of(result));
-    const std::vector<std::string> texts = group_.control().all_gather_text(own.dump());
+    const std::vector<std::string> texts = group_.control().all_gather_text(
+        {Phase::kSetup, "results"},
+        own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     for (const std::string& text : texts) {
       const nlohmann::json other = nlohmann::json::parse(text);
       for (std::size_t i = 0; i < report_.results.size(); ++i) {

@@ -2,8 +2,11 @@
 
 #include "start_ranks.h"
 
+#include <sys/auxv.h>
+
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
 
 #include "core/fail.h"
 #include "core/settings.h"
@@ -47,8 +50,15 @@ int run_as_processes(const char* verb, int num_ranks, char** argv,
 
 }  // namespace
 
+std::string own_program() {
+  std::error_code error;
+  const std::string path = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  // Without /proc: the path that this process was started with.
+  return error ? reinterpret_cast<const char*>(getauxval(AT_EXECFN)) : path;
+}
+
 std::vector<std::string> own_command(char** argv) {
-  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
+  std::vector<std::string> command{own_program()};
   for (char** argument = argv + 1; *argument != nullptr; ++argument)
     command.emplace_back(*argument);
   return command;
@@ -62,7 +72,9 @@ int start_ranks(const RankStart& start, char** argv) {
             start.num_ranks, info.source, info.size);
     if (!info.is_ours) start.check(info.size);
     const Group group = Group::from_environment({start.engine, start.timeout_ms});
-    if (!info.is_ours) require_agreement(group.control(), start.verb, start.shared);
+    if (!info.is_ours) {
+      require_agreement(group.control(), {Phase::kSetup, "options"}, start.verb, start.shared);
+    }
     return start.body(group);
   }
   const int num_ranks = start.num_ranks > 0 ? start.num_ranks : start.default_ranks;

@@ -39,6 +39,8 @@ const char* function_of(Phase phase) {
     case Phase::kCombineSend:
     case Phase::kCombineReceive: return "combine";
     case Phase::kBarrier: return "barrier";
+    case Phase::kSplit: return "split";
+    case Phase::kExchange: return "exchange";
     case Phase::kIdle:
     case Phase::kSetup: break;
   }
@@ -49,6 +51,24 @@ const char* function_of(Phase phase) {
 std::string where(const WaitSite& site) {
   if (site.phase == Phase::kIdle) return "between calls";
   return fmt::format("in {}, call {}", name_of(site.phase), site.call);
+}
+
+// The first line of what a rank publishes; without a line end where another version wrote it.
+std::string tag_of(const Step& step) {
+  return fmt::format("{} ({})", name_of(step.phase), step.name);
+}
+
+std::string tag_in(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// Every rank sees all texts, so all of them throw this.
+void require_same_step(const Step& step, const std::vector<std::string>& texts) {
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    require(
+        tag_in(texts[rank]) == tag_in(texts[0]), Errc::kInvalidArgument,
+        "{}: rank {} is in {}, but rank 0 in {}; every rank must make the same calls of a group "
+        "in the same order",
+        function_of(step.phase), rank, tag_in(texts[rank]), tag_in(texts[0]));
+  }
 }
 
 std::string words_of(const AbortCause& why) {
@@ -72,6 +92,8 @@ const char* name_of(Phase phase) noexcept {
     case Phase::kDispatchReceive: return "dispatch receive";
     case Phase::kCombineSend: return "combine send";
     case Phase::kCombineReceive: return "combine receive";
+    case Phase::kSplit: return "split";
+    case Phase::kExchange: return "set-up of an exchange";
   }
   return "unknown";
 }
@@ -245,18 +267,22 @@ void Control::meet_all(std::uint64_t number) {
   }
 }
 
-std::vector<std::string> Control::all_gather_text(const std::string& text) {
+std::vector<std::string> Control::all_gather_text(const Step& step, const std::string& text) {
+  const Phase phase = step.phase;
   const std::uint64_t number = ++num_gathers_;
-  enter(Phase::kSetup, number);
-  check_alive({Phase::kSetup, number, -1});
+  enter(phase, number);
+  check_alive({phase, number, -1});
   const auto key = [&](int rank) { return fmt::format("gather/{}/{}", number, rank); };
-  put_to_store({Phase::kSetup, number, store_rank()}, key(rank()), text);
+  const std::string tag = tag_of(step);
+  const std::string own = tag + '\n' + text;
+  put_to_store({phase, number, store_rank()}, key(rank()), own);
   std::vector<std::string> texts;
   for (int peer = 0; peer < size(); ++peer) {
-    texts.push_back(peer == rank() ? text
-                                   : get_from_peer({Phase::kSetup, number, peer}, key(peer)));
+    texts.push_back(peer == rank() ? own : get_from_peer({phase, number, peer}, key(peer)));
   }
   barrier();  // nobody may leave, and take the store along, before all have read
+  require_same_step(step, texts);
+  for (std::string& each : texts) each.erase(0, tag.size() + 1);
   return texts;
 }
 

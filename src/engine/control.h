@@ -33,9 +33,18 @@ enum class Phase : std::uint32_t {
   kDispatchReceive,
   kCombineSend,
   kCombineReceive,
+  kSplit,
+  kExchange,
 };
 
 const char* name_of(Phase phase) noexcept;
+
+/// What ranks tell each other together: a call of the program and its step. Equal for ranks that
+/// make the same call, and for no others.
+struct Step {
+  Phase phase = Phase::kSetup;
+  const char* name = "";
+};
 
 /// What a rank waits for; the words of the error when it does not come.
 struct WaitSite {
@@ -43,6 +52,11 @@ struct WaitSite {
   std::uint64_t call = 0;  ///< number of the operation on its slot
   int peer = -1;           ///< the rank that must act; -1: any
 };
+
+/// True for the errors after which a group does nothing more.
+inline bool ends_the_group(Errc code) noexcept {
+  return code == Errc::kTimeout || code == Errc::kPeerLost || code == Errc::kAborted;
+}
 
 /// Why a group ended.
 struct AbortCause {
@@ -91,7 +105,11 @@ class Control {
   std::shared_ptr<Store> store_part(const std::string& prefix) const;
 
   /// Collective. Publishes `text` and returns every rank's, by rank. Set-up only.
-  std::vector<std::string> all_gather_text(const std::string& text);
+  /// Errors: kInvalidArgument on every rank when one is at another step; the group goes on.
+  std::vector<std::string> all_gather_text(const Step& step, const std::string& text);
+
+  /// How many gathers have begun: equal on all ranks between two of them.
+  std::uint64_t num_gathers() const { return num_gathers_; }
 
   /// Collective. Errors: kTimeout, kPeerLost, kAborted.
   void barrier();

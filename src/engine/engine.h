@@ -71,7 +71,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Control> control_;
   std::unique_ptr<WindowSource> windows_;  // after what it uses
   std::unique_ptr<MessageSource> messages_;
-  std::uint64_t num_splits_ = 0;
 };
 
 }  // namespace switchyard

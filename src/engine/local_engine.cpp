@@ -35,7 +35,7 @@ struct LocalGroup {
     int num_taken = 0;
   };
   std::mutex mutex;
-  std::map<std::uint64_t, PendingWindow> windows;  // by number, until every rank has taken it
+  std::map<std::uint64_t, PendingWindow> windows;  // by gather, until every rank has taken it
 
   std::map<std::string, std::weak_ptr<LocalGroup>> subgroups;  // by name; the first rank makes it
   std::shared_ptr<LocalGroup> subgroup(const std::string& name, int num_ranks);
@@ -95,7 +95,6 @@ class LocalWindows final : public SharedWindowSource {
 
   LocalControl& control_;
   std::shared_ptr<LocalGroup> group_;
-  std::uint64_t num_windows_ = 0;
 };
 
 // Each rank allocates its own buffer, so that its pages are near the core that uses them.
@@ -118,7 +117,7 @@ void LocalWindows::drop_pending(std::uint64_t number) {
 }
 
 std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
-  const std::uint64_t number = ++num_windows_;
+  const std::uint64_t number = control_.num_gathers();
   std::shared_ptr<Buffers> buffers;
   std::string error;
   try {
@@ -128,7 +127,7 @@ std::unique_ptr<Window> LocalWindows::make_window(std::size_t bytes) {
     error = failure.what();
   }
   try {
-    agree_on_window(control_, bytes, error);
+    agree_on_window(control_, "window", bytes, error);
   } catch (...) {
     drop_pending(number);
     throw;

@@ -95,8 +95,9 @@ bool is_started_by_mpi() {
 }
 
 // The first rank's reason, on all; empty: all are well.
-std::string agree(RemoteControl& control, const std::string& why_not_here) {
-  const std::vector<std::string> reasons = control.all_gather_text(why_not_here);
+std::string agree(RemoteControl& control, const char* step, const std::string& why_not_here) {
+  const std::vector<std::string> reasons =
+      control.all_gather_text({Phase::kSetup, step}, why_not_here);
   for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
     if (!reasons[rank].empty()) return fmt::format("rank {}: {}", rank, reasons[rank]);
   }
@@ -113,7 +114,7 @@ void guard_finalize(RemoteControl& control) {
 std::string initialize(RemoteControl& control) {
   const MpiModule& module = mpi_module();
   const std::string why =
-      agree(control, module.start_init(control.timeout_ms(), remote_exit::finish));
+      agree(control, "MPI_Init", module.start_init(control.timeout_ms(), remote_exit::finish));
   if (!why.empty()) return why;
   remote_exit::precede_mpi();
   const Deadline deadline = Deadline::after_ms(control.timeout_ms());
@@ -155,7 +156,8 @@ int largest(const std::vector<std::string>& numbers) {
 // Each rank's number in the communicator.
 std::vector<int> ranks_in(RemoteControl& control, const MpiLink& link) {
   std::vector<int> ranks;
-  for (const std::string& text : control.all_gather_text(std::to_string(link.rank()))) {
+  for (const std::string& text :
+       control.all_gather_text({Phase::kSetup, "ranks of MPI"}, std::to_string(link.rank()))) {
     int rank = -1;
     std::from_chars(text.data(), text.data() + text.size(), rank);
     require(rank >= 0 && rank < link.size(), Errc::kInternal,
@@ -206,13 +208,16 @@ std::unique_ptr<MessageChannel> MpiMessages::make_channel() {
   const int max_channels = ChannelNumbers::max_channels(shared_->link->max_tag());
   for (;;) {
     const int claimed = shared_->channels.claim();
-    const int number = largest(control_.all_gather_text(std::to_string(claimed)));
+    const int number =
+        largest(control_.all_gather_text({Phase::kSetup, "channel"}, std::to_string(claimed)));
     require(
         number < max_channels, Errc::kNotSupported,
         "group: it has made {} channels, as many as the tags of MPI suffice for; make a new group",
         number);
     const bool is_taken = !shared_->channels.take(claimed, number);
-    if (largest(control_.all_gather_text(is_taken ? "1" : "0")) != 0) continue;
+    if (largest(control_.all_gather_text({Phase::kSetup, "taken channel"}, is_taken ? "1" : "0")) !=
+        0)
+      continue;
     std::vector<bool> is_far;
     for (int peer = 0; peer < control_.size(); ++peer) {
       is_far.push_back(control_.host_of(peer) != control_.host_of(control_.rank()));
@@ -233,20 +238,20 @@ std::unique_ptr<MpiMessages> MpiMessages::for_subgroup(RemoteControl& control,
 }
 
 std::unique_ptr<MpiMessages> connect_over_mpi(RemoteControl& control, const int* fortran_handle) {
-  std::string why = agree(control, why_no_mpi_in_this_process());
+  std::string why = agree(control, "MPI module", why_no_mpi_in_this_process());
   if (why.empty()) {
     control.when_ended([] { forbid_mpi_finalize(); });  // MPI_Init waits likewise
     why = initialize(control);
   }
   if (why.empty()) guard_finalize(control);
   if (why.empty() && fortran_handle == nullptr) {
-    why = agree(control, why_not_this_world(control));
+    why = agree(control, "MPI_COMM_WORLD", why_not_this_world(control));
   }
   auto shared = std::make_shared<SharedLink>();
   if (why.empty()) {
     std::string own;
     shared->link = mpi_module().duplicate(fortran_handle, own);
-    why = agree(control, own);
+    why = agree(control, "communicator", own);
   }
   if (!why.empty()) return std::make_unique<MpiMessages>(control, nullptr, std::vector<int>(), why);
   control.expect_messages();

@@ -49,10 +49,6 @@ std::vector<int> members_of(const std::vector<std::string>& texts, int color) {
   return members;
 }
 
-bool ends_the_group(Errc code) {
-  return code == Errc::kTimeout || code == Errc::kPeerLost || code == Errc::kAborted;
-}
-
 std::string reason_of(const Error& error) {
   return fmt::format("a subgroup: {}", reason_for_others(error.what()));
 }
@@ -69,10 +65,10 @@ void name_dead_rank(Control& parent) {
 // Collective. `failure`: why this rank has no subgroup, or nothing; not what it heard from a rank
 // that says so itself.
 void require_all_well(Control& control, const std::optional<Error>& failure) {
-  const std::vector<std::string> texts =
-      control.all_gather_text(failure ? fmt::format("{} {}", static_cast<int>(failure->code()),
-                                                    reason_for_others(failure->what()))
-                                      : "");
+  const std::vector<std::string> texts = control.all_gather_text(
+      {Phase::kSplit, "outcome"}, failure ? fmt::format("{} {}", static_cast<int>(failure->code()),
+                                                        reason_for_others(failure->what()))
+                                          : "");
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].empty()) continue;
     int code = static_cast<int>(Errc::kInternal);
@@ -97,9 +93,10 @@ std::shared_ptr<Engine> Engine::make_host_group() {
 
 std::shared_ptr<Engine> Engine::split(int color, int key, Maker make) {
   Control& parent = control();
-  const std::string name = fmt::format("split/{}/{}/", ++num_splits_, color);
-  const std::vector<int> members =
-      members_of(parent.all_gather_text(fmt::format("{} {}", color, key)), color);
+  const std::vector<int> members = members_of(
+      parent.all_gather_text({Phase::kSplit, "colors"}, fmt::format("{} {}", color, key)), color);
+  const std::uint64_t number = parent.num_gathers();
+  const std::string name = fmt::format("split/{}/{}/", number, color);
   std::shared_ptr<Engine> engine;
   std::optional<Error> failure;
   std::optional<Error> heard;
@@ -107,12 +104,12 @@ std::shared_ptr<Engine> Engine::split(int color, int key, Maker make) {
     if (color >= 0) engine = (this->*make)(spec_of(members, name), name);
   } catch (const HeardError& error) {
     if (ends_the_group(error.code())) parent.abort(error.code(), -1, reason_of(error));
-    parent.check_alive({Phase::kSetup, num_splits_, -1});
+    parent.check_alive({Phase::kSplit, number, -1});
     heard = error;
   } catch (const Error& error) {
     if (error.code() == Errc::kPeerLost) name_dead_rank(parent);
     if (ends_the_group(error.code())) parent.abort(error.code(), -1, reason_of(error));
-    parent.check_alive({Phase::kSetup, num_splits_, -1});
+    parent.check_alive({Phase::kSplit, number, -1});
     failure = error;
   }
   require_all_well(parent, failure);

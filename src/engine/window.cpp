@@ -15,9 +15,10 @@ void require_window_memory(const Control& control, std::size_t bytes) {
                  checked_mul(bytes, static_cast<std::size_t>(num_ranks)));
 }
 
-void agree_on_window(Control& control, std::size_t bytes, const std::string& own_error) {
-  const std::vector<std::string> notes =
-      control.all_gather_text(own_error.empty() ? fmt::format("{}", bytes) : "!" + own_error);
+void agree_on_window(Control& control, const char* step, std::size_t bytes,
+                     const std::string& own_error) {
+  const std::vector<std::string> notes = control.all_gather_text(
+      {Phase::kExchange, step}, own_error.empty() ? fmt::format("{}", bytes) : "!" + own_error);
   for (int peer = 0; peer < control.size(); ++peer) {
     const std::string& note = notes[static_cast<std::size_t>(peer)];
     require(note.empty() || note[0] != '!', Errc::kOutOfMemory, "window: rank {} of {}: {}", peer,

@@ -51,8 +51,10 @@ class WindowSource {
   virtual bool can_swap_descriptors() const { return false; }
 
   /// Collective, set-up only: each rank gives every peer a descriptor of `own` and gets theirs, by
-  /// rank (its own place is empty). `bytes`, equal on all ranks, is compared with what comes.
-  /// Errors: kNotSupported (see can_swap_descriptors), kTimeout, kPeerLost, kSystem.
+  /// rank (its own place is empty). `bytes`, equal on all ranks, is compared with what comes. A
+  /// rank that cannot take or give one still serves its peers, so that all are in step when it
+  /// throws. Errors: kNotSupported (see can_swap_descriptors), kTimeout, kPeerLost, kOutOfMemory,
+  /// kSystem.
   virtual std::vector<Fd> swap_descriptors(const Fd& own, std::size_t bytes) = 0;
 };
 
@@ -61,7 +63,8 @@ class WindowSource {
 void require_window_memory(const Control& control, std::size_t bytes);
 
 /// For make_window: throws on every rank, naming the first, when sizes differ or a rank could not
-/// get its memory (`own_error`: why this one could not, else empty).
-void agree_on_window(Control& control, std::size_t bytes, const std::string& own_error);
+/// do this step (`own_error`: why this one could not, else empty).
+void agree_on_window(Control& control, const char* step, std::size_t bytes,
+                     const std::string& own_error);
 
 }  // namespace switchyard

@@ -2,8 +2,9 @@
 
 #include "exchange/agree.h"
 
+#include <algorithm>
+
 #include "core/fail.h"
-#include "engine/control.h"
 
 namespace switchyard {
 namespace {
@@ -19,7 +20,7 @@ std::string value_in(const std::string& text, const std::string& name) {
   const std::string wanted = name + "=";
   std::size_t begin = 0;
   while (begin < text.size()) {
-    const std::size_t end = text.find('\n', begin);
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
     if (text.compare(begin, wanted.size(), wanted) == 0) {
       return text.substr(begin + wanted.size(), end - begin - wanted.size());
     }
@@ -30,8 +31,9 @@ std::string value_in(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-void require_agreement(Control& control, std::string_view what, const NamedValues& values) {
-  const std::vector<std::string> texts = control.all_gather_text(to_text(values));
+void require_agreement(Control& control, const Step& step, std::string_view what,
+                       const NamedValues& values) {
+  const std::vector<std::string> texts = control.all_gather_text(step, to_text(values));
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
     for (const auto& field : values) {

@@ -8,14 +8,15 @@
 #include <utility>
 #include <vector>
 
-namespace switchyard {
+#include "engine/control.h"
 
-class Control;
+namespace switchyard {
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 /// Collective. Errors: kInvalidArgument on every rank when any rank differs from rank 0; the
-/// message names the first such rank, the field and both values.
-void require_agreement(Control& control, std::string_view what, const NamedValues& values);
+/// message begins with `what` and names the first such rank, the field and both values.
+void require_agreement(Control& control, const Step& step, std::string_view what,
+                       const NamedValues& values);
 
 }  // namespace switchyard

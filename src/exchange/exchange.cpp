@@ -43,7 +43,7 @@ std::shared_ptr<Engine> host_with_windows(Engine& engine) try {
 
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
-  require_agreement(group.control(), "exchange",
+  require_agreement(group.control(), {Phase::kExchange, "device"}, "exchange",
                     {{"device", options.device.is_cuda() ? "cuda" : "cpu"}});
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);
   Engine& engine = group.engine();

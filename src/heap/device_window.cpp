@@ -23,6 +23,15 @@
 namespace switchyard {
 namespace {
 
+constexpr Step kFacts{Phase::kExchange, "facts of the GPUs"};
+constexpr Step kReach{Phase::kExchange, "reach of the GPUs"};
+constexpr Step kPlace{Phase::kExchange, "memory of the GPUs"};
+constexpr Step kSwap{Phase::kExchange, "descriptors of the GPUs"};
+constexpr Step kMap{Phase::kExchange, "mapping of the GPUs"};
+constexpr Step kNonce{Phase::kExchange, "nonce of the probe"};
+constexpr Step kWrite{Phase::kExchange, "writes of the probe"};
+constexpr Step kRead{Phase::kExchange, "reads of the probe"};
+
 // Another container may have the same pid; the secret is unique to this process.
 std::string process_name() {
   static const std::string secret = make_secret();
@@ -60,8 +69,9 @@ RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
 std::vector<RankFacts> gather_facts(Engine& engine, int device, std::size_t bytes,
                                     const std::string& wanted) {
   std::vector<RankFacts> ranks;
-  for (const std::string& text : gather_or_fail(
-           engine.control(), [&] { return own_facts(engine, device, bytes, wanted).text(); })) {
+  for (const std::string& text : gather_or_fail(engine.control(), kFacts, [&] {
+         return own_facts(engine, device, bytes, wanted).text();
+       })) {
     ranks.push_back(RankFacts::parse(text));
   }
   require_equal_facts(ranks);
@@ -71,7 +81,8 @@ std::vector<RankFacts> gather_facts(Engine& engine, int device, std::size_t byte
 void require_group_reach(Engine& engine, int device, const std::vector<RankFacts>& ranks) {
   std::vector<std::string> gpus;
   for (const RankFacts& one : ranks) gpus.push_back(one.gpu);
-  require_reach(ranks, gather_or_fail(engine.control(), [&] { return reach_of(device, gpus); }));
+  require_reach(ranks,
+                gather_or_fail(engine.control(), kReach, [&] { return reach_of(device, gpus); }));
 }
 
 std::unique_ptr<Heap> make_heap(HeapKind kind, const HeapRequest& request) {
@@ -88,15 +99,15 @@ std::unique_ptr<DeviceWindow> share(HeapKind kind, const HeapRequest& request) {
   Engine& engine = request.engine;
   std::unique_ptr<Heap> heap = make_heap(kind, request);
   const std::vector<std::string> texts =
-      gather_or_fail(engine.control(), [&] { return heap->place(); });
-  gather_or_fail(engine.control(), [&] { return heap->swap(texts), std::string(); });
-  gather_or_fail(engine.control(), [&] { return heap->map(texts), std::string(); });
+      gather_or_fail(engine.control(), kPlace, [&] { return heap->place(); });
+  gather_or_fail(engine.control(), kSwap, [&] { return heap->swap(texts), std::string(); });
+  gather_or_fail(engine.control(), kMap, [&] { return heap->map(texts), std::string(); });
   const std::uint64_t nonce =
-      std::hash<std::string>{}(gather_or_fail(engine.control(), make_secret)[0]);
-  gather_or_fail(engine.control(), [&] {
+      std::hash<std::string>{}(gather_or_fail(engine.control(), kNonce, make_secret)[0]);
+  gather_or_fail(engine.control(), kWrite, [&] {
     return write_patterns(*heap, engine.control().rank(), nonce), std::string();
   });
-  gather_or_fail(engine.control(), [&] {
+  gather_or_fail(engine.control(), kRead, [&] {
     return require_patterns(*heap, engine.control().rank(), nonce), std::string();
   });
   log(LogLevel::kInfo, "heap", "window of {} bytes on {} ranks through heap {}", request.bytes,

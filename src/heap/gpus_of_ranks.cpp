@@ -22,7 +22,7 @@ std::string nccl_host() {
 }  // namespace
 
 GpusOfRanks::GpusOfRanks(Control& control, int device)
-    : uuids_(gather_or_fail(control, [&] { return gpu_uuid(device); })) {}
+    : uuids_(gather_or_fail(control, {Phase::kSetup, "GPUs"}, [&] { return gpu_uuid(device); })) {}
 
 int GpusOfRanks::num_gpus() const {
   return static_cast<int>(std::set<std::string>(uuids_.begin(), uuids_.end()).size());
@@ -34,7 +34,8 @@ int GpusOfRanks::ranks_on_gpu_of(int rank) const {
 }
 
 void GpusOfRanks::require_distinct_machines(Control& control, const HostMap& map) const {
-  const std::vector<std::string> names = control.all_gather_text(nccl_host());
+  const std::vector<std::string> names =
+      control.all_gather_text({Phase::kSetup, "NCCL_HOSTID"}, nccl_host());
   for (std::size_t b = 1; b < uuids_.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
       const bool is_one_host = map.host_of(static_cast<int>(a)) == map.host_of(static_cast<int>(b));

@@ -12,10 +12,6 @@ namespace {
 
 constexpr char kFailed = '!';
 
-bool is_of_the_group(Errc code) {
-  return code == Errc::kTimeout || code == Errc::kPeerLost || code == Errc::kAborted;
-}
-
 // "!<code> <message>"
 std::string failure_text(const Error& error) {
   return fmt::format("{}{} {}", kFailed, static_cast<int>(error.code()), error.what());
@@ -56,16 +52,16 @@ void Heap::release(const std::function<void()>& free) const noexcept {
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 
-std::vector<std::string> gather_or_fail(Control& control,
+std::vector<std::string> gather_or_fail(Control& control, const Step& step,
                                         const std::function<std::string()>& action) {
   std::string text;
   try {
     text = action();
   } catch (const Error& error) {
-    if (is_of_the_group(error.code())) throw;
+    if (ends_the_group(error.code())) throw;
     text = failure_text(error);
   }
-  const std::vector<std::string> texts = control.all_gather_text(text);
+  const std::vector<std::string> texts = control.all_gather_text(step, text);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank][0] == kFailed) {
       fail_as(texts[rank], rank, control.size());

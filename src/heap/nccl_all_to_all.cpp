@@ -74,14 +74,14 @@ class GroupedCalls final : public NcclAllToAll {
 std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& control, int device) {
   turn_nvls_off();
   const std::vector<std::string> texts =
-      gather_or_fail(control, [&] { return id_text(control.rank()); });
+      gather_or_fail(control, {Phase::kSetup, "NCCL id"}, [&] { return id_text(control.rank()); });
   auto communicator = std::make_shared<Communicator>();
   const auto join = [communicator, id = id_of(texts[0]), rank = control.rank(),
                      size = control.size()] {
     check_nccl(nccl_calls().comm_init_rank(&communicator->comm, size, id, rank),
                "ncclCommInitRank");
   };
-  gather_or_fail(control,
+  gather_or_fail(control, {Phase::kSetup, "NCCL"},
                  [&] { return run_within_deadline(control, device, join), std::string(); });
   return std::make_unique<GroupedCalls>(std::move(communicator));
 }

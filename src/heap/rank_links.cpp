@@ -65,7 +65,8 @@ ncclUniqueId id_of(const std::vector<std::string>& texts, const HostMap& map, in
 // NCCL connects only ranks with the same version of it; one without would leave the others waiting.
 void require_same_nccl(Control& control) {
   const std::vector<std::string> versions =
-      gather_or_fail(control, [] { return nccl_version_text(nccl_link_calls().version); });
+      gather_or_fail(control, {Phase::kExchange, "NCCL version"},
+                     [] { return nccl_version_text(nccl_link_calls().version); });
   for (std::size_t rank = 1; rank < versions.size(); ++rank) {
     require(versions[rank] == versions[0], Errc::kNotAvailable,
             "exchange: rank {} has NCCL {}, but rank 0 has {}; ranks of several hosts need the "
@@ -347,10 +348,10 @@ void NcclLinks::abort() noexcept {
 std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map) {
   require_same_nccl(control);
   turn_nvls_off();
-  const std::vector<std::string> texts =
-      gather_or_fail(control, [&] { return ids_text(map, control.rank()); });
+  const std::vector<std::string> texts = gather_or_fail(
+      control, {Phase::kExchange, "NCCL ids"}, [&] { return ids_text(map, control.rank()); });
   auto links = std::make_unique<NcclLinks>(control, map);
-  gather_or_fail(control, [&] {
+  gather_or_fail(control, {Phase::kExchange, "NCCL"}, [&] {
     links->join(texts);
     links->connect();
     return std::string();

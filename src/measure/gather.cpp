@@ -28,7 +28,8 @@ std::vector<T> unpacked(const std::string& text) {
 
 std::vector<double> slowest_of(const Group& group, const std::vector<double>& values) {
   std::vector<double> most = values;
-  for (const std::string& text : group.control().all_gather_text(packed(values))) {
+  for (const std::string& text :
+       group.control().all_gather_text({Phase::kSetup, "times"}, packed(values))) {
     const std::vector<double> other = unpacked<double>(text);
     require(other.size() == most.size(), Errc::kInternal,
             "slowest_of: {} values, but another rank has {}", most.size(), other.size());
@@ -39,15 +40,16 @@ std::vector<double> slowest_of(const Group& group, const std::vector<double>& va
 
 std::int64_t sum_of(const Group& group, std::int64_t value) {
   std::int64_t sum = 0;
-  for (const std::string& text :
-       group.control().all_gather_text(packed(std::vector<std::int64_t>{value}))) {
+  for (const std::string& text : group.control().all_gather_text(
+           {Phase::kSetup, "sum"}, packed(std::vector<std::int64_t>{value}))) {
     sum += unpacked<std::int64_t>(text).at(0);
   }
   return sum;
 }
 
 std::string first_text(const Group& group, const std::string& text) {
-  for (const std::string& other : group.control().all_gather_text(text)) {
+  for (const std::string& other :
+       group.control().all_gather_text({Phase::kSetup, "first text"}, text)) {
     if (!other.empty()) return other;
   }
   return {};

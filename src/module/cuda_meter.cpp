@@ -175,7 +175,7 @@ CudaMeter::CudaMeter(const Group& group)
           size, kMaxPushRanks);
   const HostMap map(group.control().hosts());
   if (map.num_hosts() > 1) gpus_.require_distinct_machines(group.control(), map);
-  gather_or_fail(group.control(), [&] {
+  gather_or_fail(group.control(), {Phase::kSetup, "windows of all hosts"}, [&] {
     window_ = make_device_window(*host_, queue_.device().index, cuda::kMeterWindowBytes);
     return std::string();
   });
@@ -390,7 +390,7 @@ std::string CudaMeter::why_no_nccl() const {
 std::string CudaMeter::join_nccl() {
   if (nccl_ != nullptr) return {};
   try {
-    gather_or_fail(group_.control(), [&] {
+    gather_or_fail(group_.control(), {Phase::kSetup, "NCCL library"}, [&] {
       const std::string why = why_no_nccl();
       require(why.empty(), Errc::kNotAvailable, "{}", why);
       return std::string();

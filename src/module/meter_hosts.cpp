@@ -26,7 +26,7 @@ std::vector<std::size_t> gather(Control& control, std::size_t value) {
   std::string own(sizeof(value), '\0');
   std::memcpy(own.data(), &value, sizeof(value));
   std::vector<std::size_t> values;
-  for (const std::string& text : control.all_gather_text(own)) {
+  for (const std::string& text : control.all_gather_text({Phase::kSetup, "bytes"}, own)) {
     require(text.size() == sizeof(value), Errc::kSystem, "meter: {} bytes of a rank, must be {}",
             text.size(), sizeof(value));
     std::memcpy(&values.emplace_back(), text.data(), sizeof(value));

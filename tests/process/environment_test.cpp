@@ -124,7 +124,7 @@ TEST(EnvironmentTest, FailedGroupTakesItsServerAlongButNotThatOfOthers) {
                 Errc::kTimeout);
     }
     outer.barrier();
-    (void)first.control().all_gather_text("still served");
+    (void)first.control().all_gather_text({Phase::kSetup, "test"}, "still served");
     Group::from_environment().barrier();  // nothing of the failed group is left
   });
 }

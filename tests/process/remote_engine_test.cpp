@@ -80,7 +80,8 @@ TEST(RemoteEngineTest, SubgroupsOfAnyHostsAndOfOne) {
         EXPECT_STREQ(part.engine_name(), "mpi");
         EXPECT_EQ(part.size(), group.rank() < 2 ? 2 : 3);
         part.barrier();
-        const auto texts = part.control().all_gather_text(std::to_string(group.rank()));
+        const auto texts =
+            part.control().all_gather_text({Phase::kSetup, "test"}, std::to_string(group.rank()));
         EXPECT_EQ(texts[static_cast<std::size_t>(part.rank())], std::to_string(group.rank()));
         const Group host(group.engine().make_host_group());
         EXPECT_STREQ(host.engine_name(), "shm");

@@ -71,7 +71,8 @@ class Run {
   void with_processes(const Group& group) {
     engine_ = group.engine_name();
     try {
-      while (group.control().all_gather_text(goes_on() ? "1" : "0")[0] == "1") {
+      while (group.control().all_gather_text({Phase::kSetup, "test"}, goes_on() ? "1" : "0")[0] ==
+             "1") {
         add(soak(group, next_case()));
       }
     } catch (const std::exception& error) {

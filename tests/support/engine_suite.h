@@ -42,8 +42,8 @@ TYPED_TEST_P(ControlSuite, AllGatherTextReturnsByRank) {
   for (const int size : kRankCounts) {
     TypeParam::run(size, [&](const Group& group) {
       for (int round = 0; round < 5; ++round) {
-        const auto texts =
-            group.control().all_gather_text(std::to_string(group.rank() * 100 + round));
+        const auto texts = group.control().all_gather_text(
+            {Phase::kSetup, "test"}, std::to_string(group.rank() * 100 + round));
         ASSERT_EQ(texts.size(), static_cast<std::size_t>(size));
         for (int rank = 0; rank < size; ++rank) {
           EXPECT_EQ(texts[static_cast<std::size_t>(rank)], std::to_string(rank * 100 + round));

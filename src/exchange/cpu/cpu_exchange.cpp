@@ -25,7 +25,8 @@ CpuExchange::CpuExchange(const Group& group, const ExchangeConfig& config,
   require(options.timeout_ms == 0, Errc::kNotSupported,
           "exchange: timeout_ms is {}, must be 0 on CPUs, where waits have the group's deadline",
           options.timeout_ms);
-  require_agreement(control_, "exchange", agreed_fields(config));
+  require_agreement(control_, {Phase::kExchange, "configuration"}, "exchange",
+                    agreed_fields(config));
   slots_.resize(handles_.size());
 }
 
@@ -63,7 +64,8 @@ void CpuExchange::allocate_buffers() {
   } catch (const Error& cause) {
     error = cause.what();
   }
-  const std::vector<std::string> errors = control_.all_gather_text(error);
+  const std::vector<std::string> errors =
+      control_.all_gather_text({Phase::kExchange, "buffers"}, error);
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {
     require(errors[rank].empty(), Errc::kOutOfMemory, "exchange: rank {} of {}: {}", rank,
             errors.size(), errors[rank]);

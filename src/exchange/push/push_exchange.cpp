@@ -41,7 +41,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   NamedValues agreed = agreed_fields(shape_.config);
   agreed.emplace_back("host_capacity", std::to_string(options.host_capacity));
   agreed.emplace_back("exact_messages", options.exact_messages ? "true" : "false");
-  require_agreement(group.control(), "exchange", agreed);
+  require_agreement(group.control(), {Phase::kExchange, "configuration"}, "exchange", agreed);
 
   const cuda::DeviceGuard guard(device_.index);
   slots_.resize(handles_.size());
@@ -61,7 +61,8 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   if (shares_gpus) {  // there memory must be taken while no kernel waits
     for (std::size_t i = 1; i < slots_.size(); ++i) make_window(slots_[i]);
   }
-  gather_or_fail(group.control(), [&] { return prepare_memory(), std::string(); });
+  gather_or_fail(group.control(), {Phase::kExchange, "buffers"},
+                 [&] { return prepare_memory(), std::string(); });
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts}, hosts_.get(),
                                        slots_[0].window->abandoned_by());

@@ -90,7 +90,7 @@ void PushExchange::make_window(Slot& slot) {
     slot.window = make_device_window(engine, device_.index, bytes, heap);
   };
   if (hosts_ == nullptr) return make(group_.engine(), shape_.window_bytes);
-  gather_or_fail(group_.control(), [&] {
+  gather_or_fail(group_.control(), {Phase::kExchange, "windows of all hosts"}, [&] {
     make(hosts_->host(), hosts_->window_bytes());
     return std::string();
   });
@@ -100,7 +100,7 @@ void PushExchange::make_window(Slot& slot) {
 void PushExchange::take_slot(Slot& slot) {
   const cuda::BesideCapture beside;
   if (!slot.window) make_window(slot);  // there is one after a failure of what follows
-  gather_or_fail(group_.control(), [&] {
+  gather_or_fail(group_.control(), {Phase::kExchange, "slot"}, [&] {
     const cuda::OwnedStream stream;
     allocate(slot, stream.get());
     cuda::check_cuda(cudaStreamSynchronize(stream.get()), "dispatch");

@@ -76,7 +76,7 @@ CaseResult gather(const Group& group, const StressTally& tally) {
       fmt::format("{} {} {} {} {} {}", tally.num_rows, tally.num_outputs, tally.num_bytes,
                   tally.num_wrong, tally.num_injected, text_of(tally, group.rank()));
   CaseResult all;
-  for (const std::string& text : group.control().all_gather_text(own)) {
+  for (const std::string& text : group.control().all_gather_text({Phase::kSetup, "test"}, own)) {
     std::istringstream in(text);
     std::int64_t rows = 0, outputs = 0, bytes = 0, wrong = 0, injected = 0;
     std::string difference;
@@ -117,7 +117,8 @@ class Run {
  private:
   // Returns rank 0's number, so that its clock decides.
   int agree(int number) {
-    return std::stoi(group_.control().all_gather_text(std::to_string(number))[0]);
+    return std::stoi(
+        group_.control().all_gather_text({Phase::kSetup, "test"}, std::to_string(number))[0]);
   }
   std::int64_t total(std::int64_t CaseResult::*of) const {
     std::int64_t sum = 0;

@@ -34,7 +34,8 @@ void meet(std::atomic<int>& num_here, int num_ranks) {
 // Ranks of `group` in the order of `part`.
 std::vector<int> members(const Group& group, const Group& part) {
   std::vector<int> ranks;
-  for (const auto& text : part.control().all_gather_text(std::to_string(group.rank()))) {
+  for (const auto& text :
+       part.control().all_gather_text({Phase::kSetup, "test"}, std::to_string(group.rank()))) {
     ranks.push_back(std::stoi(text));
   }
   return ranks;

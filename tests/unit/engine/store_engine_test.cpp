@@ -111,7 +111,8 @@ TEST(StoreEngineTest, SubgroupsWork) {
       const Group part = group.split(group.rank() % 2, -group.rank());
       EXPECT_EQ(part.size(), (size + 1 - group.rank() % 2) / 2);
       part.barrier();
-      const auto texts = part.control().all_gather_text(std::to_string(group.rank()));
+      const auto texts =
+          part.control().all_gather_text({Phase::kSetup, "test"}, std::to_string(group.rank()));
       EXPECT_EQ(texts[static_cast<std::size_t>(part.rank())], std::to_string(group.rank()));
     });
   }

@@ -163,6 +163,65 @@ TEST(ExchangeAgreementTest, EveryFieldOfTheConfigurationIsCompared) {
   disagree([](auto& c) { c.max_in_flight = 2; }, "rank 1 has max_in_flight 2");
 }
 
+// Both calls are named on every rank, and the group goes on.
+TEST(ExchangeAgreementTest, RanksInDifferentCallsAreNamed) {
+  for (const int odd : {0, kOddRank}) {
+    run_ranks(kNumRanks, [&](const Group& group) {
+      const std::string split = "split (colors)";
+      const std::string exchange = "set-up of an exchange (device)";
+      const Error error = error_of([&] {
+        if (group.rank() == odd) {
+          (void)group.split(0);
+        } else {
+          Exchange made(group, small_config());
+        }
+      });
+      EXPECT_EQ(error.code(), Errc::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 is in " + (odd == 0 ? exchange : split) +
+                                          ", but rank 0 in " + (odd == 0 ? split : exchange)));
+      const Group whole = group.split(0);
+      EXPECT_EQ(whole.size(), kNumRanks);
+      Exchange made(whole, small_config());
+      expect_works(made);
+    });
+  }
+}
+
+// A rank that failed alone and tries again is a step behind the others.
+TEST(ExchangeAgreementTest, RankThatTriesAgainIsNamed) {
+  run_ranks(kNumRanks, [&](const Group& group) {
+    if (group.rank() == kOddRank) {
+      ExchangeConfig wrong = small_config();
+      wrong.hidden = -1;
+      expect_invalid("hidden", [&] { Exchange made(group, wrong); });
+    }
+    expect_invalid(
+        "exchange: rank 1 is in set-up of an exchange (device), but rank 0 in set-up of an "
+        "exchange (configuration)",
+        [&] { Exchange made(group, small_config()); });
+    Exchange made(group, small_config());
+    expect_works(made);
+  });
+}
+
+// One that waits in a call which says nothing to the others runs into its timeout.
+TEST(ExchangeAgreementTest, BarrierInsteadOfAnotherCallIsATimeoutThatNamesBoth) {
+  const Error error = error_of([] {
+    run_ranks(
+        2,
+        [](const Group& group) {
+          if (group.rank() == 0) {
+            group.barrier();
+          } else {
+            (void)group.split(0);
+          }
+        },
+        300);
+  });
+  EXPECT_EQ(error.code(), Errc::kTimeout);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("barrier"), HasSubstr("split, call 1")));
+}
+
 // Found before anything asks for a GPU.
 TEST(ExchangeAgreementTest, AllRanksAreOnCpusOrAllOnGpus) {
   expect_invalid("rank 1 has device cuda, but rank 0 has cpu", [] {
