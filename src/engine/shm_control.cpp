@@ -120,13 +120,18 @@ void ShmControl::share_control() {
     return;
   }
   Parcel got;
-  const std::optional<Fd> memory = with_peer(rank(), 0, [&] {
-    return receive_packet(links_[0].socket, std::as_writable_bytes(std::span(&got, 1)),
-                          meeting_->deadline());
-  });
-  require(memory.has_value(), Errc::kTimeout,
-          "group: no control block from rank 0 within {:.1f} s (rank {} of {})",
-          static_cast<double>(timeout_ms()) * 1e-3, rank(), size());
+  std::optional<Fd> memory;
+  while (!memory) {
+    require(!meeting_->deadline().expired(), Errc::kTimeout,
+            "group: no control block from rank 0 within {:.1f} s (rank {} of {})",
+            static_cast<double>(timeout_ms()) * 1e-3, rank(), size());
+    check_set_up(0);
+    const int slice_ms = std::min(kSliceMs, meeting_->deadline().remaining_ms());
+    memory = with_peer(rank(), 0, [&] {
+      return receive_packet(links_[0].socket, std::as_writable_bytes(std::span(&got, 1)),
+                            Deadline::after_ms(slice_ms));
+    });
+  }
   map_control(*memory);
 }
 

@@ -36,10 +36,10 @@ std::unique_ptr<Window> ShmWindows::make_window(std::size_t bytes) {
   } catch (const Error& failure) {
     error = failure.what();
   }
-  agree_on_window(control_, bytes, error);
-  const std::vector<Fd> memories = swap_descriptors(own, bytes);
+  agree_on_window(control_, "window", bytes, error);
   std::vector<Mapping> regions;
   try {
+    const std::vector<Fd> memories = swap_descriptors(own, bytes);
     for (int peer = 0; peer < control_.size(); ++peer) {
       const Fd& memory = peer == control_.rank() ? own : memories[static_cast<std::size_t>(peer)];
       check_shared_memory(memory, bytes);
@@ -47,42 +47,59 @@ std::unique_ptr<Window> ShmWindows::make_window(std::size_t bytes) {
       if (peer == control_.rank()) place_near_caller(regions.back().data(), bytes);
     }
   } catch (const Error& failure) {
+    if (ends_the_group(failure.code())) throw;
     error = failure.what();
   }
-  agree_on_window(control_, bytes, error);
+  agree_on_window(control_, "mapped window", bytes, error);
   return std::make_unique<ShmWindow>(std::move(regions), bytes);
 }
 
 // In rounds of one parcel each way, so that few descriptors are in flight: the kernel limits them.
+// A parcel that this rank has no room for is consumed all the same, and one that it cannot send
+// goes without its descriptor.
 std::vector<Fd> ShmWindows::swap_descriptors(const Fd& own, std::size_t bytes) {
-  const std::uint64_t number = ++num_swaps_;
-  const Parcel parcel{number, bytes};
+  const Parcel parcel{++num_swaps_, bytes};
   std::vector<Fd> memories(static_cast<std::size_t>(control_.size()));
+  std::optional<Error> failure;
+  const auto attempt = [&](const auto& action) {
+    try {
+      action();
+      return true;
+    } catch (const Error& error) {
+      if (ends_the_group(error.code())) throw;
+      if (!failure) failure = error;
+      return false;
+    }
+  };
   for (int round = 1; round < control_.size(); ++round) {
     const int to = (control_.rank() + round) % control_.size();
     const int from = (control_.rank() - round + control_.size()) % control_.size();
-    control_.wait_in_slices({Phase::kSetup, number, to}, [&](const Deadline& slice) {
-      try {
-        send_packet(control_.socket_to(to), std::as_bytes(std::span(&parcel, 1)), own.get(), slice);
-        return true;
-      } catch (const Error& error) {
-        if (error.code() != Errc::kTimeout && error.code() != Errc::kPeerLost) throw;
-        poll(nullptr, 0, 5);
-        return false;  // the look at the links between slices says who is lost
-      }
-    });
-    memories[static_cast<std::size_t>(from)] =
-        receive_parcel({Phase::kSetup, number, from}, parcel);
+    if (!attempt([&] { send_parcel(to, parcel, own.get()); })) send_parcel(to, parcel, -1);
+    attempt([&] { memories[static_cast<std::size_t>(from)] = receive_parcel(from, parcel); });
   }
+  if (failure) throw Error(*failure);
   return memories;
 }
 
-Fd ShmWindows::receive_parcel(const WaitSite& site, const Parcel& wanted) {
+void ShmWindows::send_parcel(int to, const Parcel& parcel, int fd) {
+  control_.wait_in_slices({Phase::kExchange, parcel.number, to}, [&](const Deadline& slice) {
+    try {
+      send_packet(control_.socket_to(to), std::as_bytes(std::span(&parcel, 1)), fd, slice);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != Errc::kTimeout && error.code() != Errc::kPeerLost) throw;
+      poll(nullptr, 0, 5);
+      return false;  // the look at the links between slices says who is lost
+    }
+  });
+}
+
+Fd ShmWindows::receive_parcel(int from, const Parcel& wanted) {
   Parcel got;
   Fd memory;
-  control_.wait_in_slices(site, [&](const Deadline& slice) {
+  control_.wait_in_slices({Phase::kExchange, wanted.number, from}, [&](const Deadline& slice) {
     try {
-      std::optional<Fd> came = receive_packet(control_.socket_to(site.peer),
+      std::optional<Fd> came = receive_packet(control_.socket_to(from),
                                               std::as_writable_bytes(std::span(&got, 1)), slice);
       if (came) memory = *std::move(came);
       return came.has_value();
@@ -93,12 +110,12 @@ Fd ShmWindows::receive_parcel(const WaitSite& site, const Parcel& wanted) {
     }
   });
   require(got.number == wanted.number && got.bytes == wanted.bytes, Errc::kInternal,
-          "window: rank {} sent number {} of {} bytes, want number {} of {}", site.peer, got.number,
+          "window: rank {} sent number {} of {} bytes, want number {} of {}", from, got.number,
           got.bytes, wanted.number, wanted.bytes);
   require(memory.has_value(), Errc::kSystem,
           "window: no descriptor came from rank {}, the system kept it; raise ulimit -n, or the "
           "sandbox does not pass it on",
-          site.peer);
+          from);
   return memory;
 }
 

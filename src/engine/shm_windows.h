@@ -16,7 +16,8 @@ class ShmWindows final : public SharedWindowSource {
   std::vector<Fd> swap_descriptors(const Fd& own, std::size_t bytes) override;
 
  private:
-  Fd receive_parcel(const WaitSite& site, const Parcel& wanted);
+  void send_parcel(int to, const Parcel& parcel, int fd);
+  Fd receive_parcel(int from, const Parcel& wanted);
 
   ShmControl& control_;
   std::uint64_t num_swaps_ = 0;

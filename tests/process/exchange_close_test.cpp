@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// close() of an exchange between processes: rows stay, windows do not, and nobody waits.
+// The begin and the end of an exchange between processes: a rank that cannot take part is named and
+// tried again with; after close() rows stay, windows do not, and nobody waits.
 
 #include <atomic>
 #include <fstream>
+#include <optional>
 #include <string>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
+#include "support/few_descriptors.h"
 #include "support/processes.h"
 #include "support/shared.h"
 #include "unit/exchange/small_exchange.h"
@@ -16,6 +19,7 @@ namespace switchyard {
 namespace {
 
 using namespace test;
+using ::testing::HasSubstr;
 
 // Memory that windows are made of, mapped in this process.
 int num_windows() {
@@ -43,6 +47,39 @@ TEST(ExchangeCloseProcessTest, WindowsEndAndRowsStay) {
     Exchange next(group, small_config());
     const Dispatched again = dispatch_inputs(next, in);
     next.release(again.handle);
+  });
+}
+
+// At any descriptor that the windows of rank 1 need.
+TEST(ExchangeBeginProcessTest, RankWithoutDescriptorsIsNamedOnAllAndTheGroupGoesOn) {
+#ifdef SWITCHYARD_CHECKS_TAKE_DESCRIPTORS
+  GTEST_SKIP() << "UndefinedBehaviorSanitizer needs descriptors of its own";
+#endif
+  run_processes(3, [](const Group& group) {
+    int num_failures = 0;
+    for (int num_free = 0;; ++num_free) {
+      std::optional<Exchange> exchange;
+      std::optional<Error> error;
+      {
+        std::optional<FewDescriptors> few;
+        if (group.rank() == 1) few.emplace(num_free);
+        try {
+          exchange.emplace(group, small_config());
+        } catch (const Error& failure) {
+          error = failure;
+        }
+      }
+      if (!error) {
+        expect_works(*exchange);
+        break;
+      }
+      ++num_failures;
+      EXPECT_EQ(error->code(), Errc::kOutOfMemory) << error->what();
+      EXPECT_THAT(error->what(), HasSubstr("window: rank 1 of 3: "));
+      EXPECT_THAT(error->what(), HasSubstr("Too many open files"));
+      if (::testing::Test::HasFailure()) break;
+    }
+    EXPECT_EQ(num_failures, 3);  // its own window, and those of two peers
   });
 }
 

@@ -173,13 +173,6 @@ TEST(ShmSplitTest, StoppedRankIsATimeout) {
   EXPECT_EQ(ranks.wait_for(1).error->code(), Errc::kTimeout);
 }
 
-// UndefinedBehaviorSanitizer opens a pipe to look at an object, and without one calls it invalid.
-#if defined(__has_feature)
-#if __has_feature(undefined_behavior_sanitizer)
-#define SWITCHYARD_CHECKS_TAKE_DESCRIPTORS
-#endif
-#endif
-
 // Rank 2 can open few files more: until the others have its words, they wait for it.
 TEST(SplitTest, RankWithoutDescriptorsIsNamedAtOnce) {
 #ifdef SWITCHYARD_CHECKS_TAKE_DESCRIPTORS

@@ -9,6 +9,13 @@
 #include <algorithm>
 #include <vector>
 
+// UndefinedBehaviorSanitizer opens a pipe to look at an object, and without one calls it invalid.
+#if defined(__has_feature)
+#if __has_feature(undefined_behavior_sanitizer)
+#define SWITCHYARD_CHECKS_TAKE_DESCRIPTORS
+#endif
+#endif
+
 namespace switchyard::test {
 
 /// While it lives, the process has `num_free` descriptors left.
