@@ -17,17 +17,17 @@ namespace {
 // A dispatch whose exchange is still there.
 struct Open {
   std::shared_ptr<DispatchObject> dispatch;
-  std::shared_ptr<Exchange> exchange;
+  Running<Exchange> exchange;
 
   const DispatchHandle& handle() const { return dispatch->handle; }
   Stream stream(void* given) const { return stream_of(given, exchange->device()); }
 };
 
 Open open(const sy_dispatch* dispatch) {
-  Open opened{use(dispatch), nullptr};
-  opened.exchange = opened.dispatch->exchange.lock();
-  check(opened.exchange != nullptr, "the exchange of this dispatch was destroyed");
-  return opened;
+  std::shared_ptr<DispatchObject> object = use(dispatch);
+  std::shared_ptr<Closable<Exchange>> exchange = object->exchange.lock();
+  check(exchange != nullptr, "the exchange of this dispatch was destroyed");
+  return {std::move(object), Running(std::move(exchange))};
 }
 
 const Dispatched& received_of(const DispatchObject& dispatch) {
@@ -62,7 +62,7 @@ CombineOptions options_of(const sy_combine_options* given) {
 
 // The arguments of a dispatch. With `earlier` the routing is that of another one.
 struct Sending {
-  std::shared_ptr<Exchange> exchange;
+  Running<Exchange> exchange;
   std::optional<Open> earlier;
   TensorView tokens;
   TensorView topk_ids;
@@ -74,12 +74,12 @@ struct Sending {
 Sending sending_of(sy_exchange* exchange, const sy_tensor* tokens, const sy_tensor* topk_ids,
                    const sy_tensor* topk_weights, const sy_dispatch_options* given, void* stream) {
   const sy_dispatch_options options = read_sized(given, "options");
-  auto through = use(exchange);
+  auto through = run(exchange);
   const Stream where = stream_of(stream, through->device());
   std::optional<Open> earlier;
   if (options.earlier != nullptr) {
-    earlier = open(options.earlier);
-    check(earlier->exchange == through, "options->earlier is of another exchange");
+    earlier.emplace(open(options.earlier));
+    check(earlier->exchange.owner() == through.owner(), "options->earlier is of another exchange");
     check(topk_ids == nullptr,
           "topk_ids are given, must be NULL: options->earlier has the routing");
   }
@@ -113,7 +113,7 @@ sy_status sy_dispatch_tokens(sy_exchange* exchange, const sy_tensor* tokens,
                                          s.options)
             : s.exchange->dispatch(s.tokens, s.topk_ids, s.topk_weights, s.stream, s.options);
     const DispatchHandle handle = received.handle;
-    result = give<sy_dispatch>(s.exchange, handle, std::move(received));
+    result = give<sy_dispatch>(s.exchange.owner(), handle, std::move(received));
   });
 }
 
@@ -129,7 +129,7 @@ sy_status sy_dispatch_send(sy_exchange* exchange, const sy_tensor* tokens,
             ? s.exchange->dispatch_again_send(s.earlier->handle(), s.tokens, s.topk_weights,
                                               s.stream, s.options)
             : s.exchange->dispatch_send(s.tokens, s.topk_ids, s.topk_weights, s.stream, s.options);
-    result = give<sy_dispatch>(s.exchange, std::move(handle));
+    result = give<sy_dispatch>(s.exchange.owner(), std::move(handle));
   });
 }
 
@@ -144,7 +144,8 @@ sy_status sy_dispatch_reopen(sy_dispatch* earlier, void* stream, sy_dispatch** d
   return call(__func__, [&] {
     sy_dispatch*& result = out(dispatch, "dispatch");
     const Open of = open(earlier);
-    result = give<sy_dispatch>(of.exchange, of.exchange->reopen(of.handle(), of.stream(stream)));
+    result =
+        give<sy_dispatch>(of.exchange.owner(), of.exchange->reopen(of.handle(), of.stream(stream)));
   });
 }
 

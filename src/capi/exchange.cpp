@@ -111,7 +111,7 @@ sy_status sy_exchange_create(sy_group* group, const sy_exchange_config* config,
 
 sy_status sy_exchange_describe(sy_exchange* exchange, sy_exchange_info* info) {
   return call(__func__, [&] {
-    const auto of = use(exchange);
+    const auto of = run(exchange);
     const ExchangeMemory bytes = of->memory();
     sy_exchange_info to{};
     to.device = to_dlpack(of->device());
@@ -125,7 +125,7 @@ sy_status sy_exchange_describe(sy_exchange* exchange, sy_exchange_info* info) {
 }
 
 sy_status sy_exchange_check(sy_exchange* exchange) {
-  return call(__func__, [&] { use(exchange)->check(); });
+  return call(__func__, [&] { run(exchange)->check(); });
 }
 
 sy_status sy_exchange_close(sy_exchange* exchange, bool waits_for_peers) {

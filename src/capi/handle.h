@@ -6,6 +6,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -42,6 +44,72 @@ template <typename Handle>
 std::shared_ptr<ObjectOf<Handle>> take(const Handle* handle) {
   return std::static_pointer_cast<ObjectOf<Handle>>(
       find_handle(handle, Behind<Handle>::kName, true));
+}
+
+/// What one thread may close during a call of another: it ends with that call then.
+template <typename T>
+class Closable {
+ public:
+  template <typename... Args>
+  explicit Closable(Args&&... args) : object_{std::forward<Args>(args)...} {}
+
+  void close(bool waits_for_peers) {
+    const std::lock_guard lock(mutex_);
+    waits_for_peers_ = waits_for_peers;
+    if (num_calls_ == 0) end();
+  }
+
+  T& begin() {
+    const std::lock_guard lock(mutex_);
+    ++num_calls_;
+    return object_;
+  }
+  void finish() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (--num_calls_ > 0) return;
+    try {
+      end();
+    } catch (...) {  // whoever closed it is gone; the group knows what failed
+    }
+  }
+  /// For a caller that has the object to itself.
+  T& object() { return object_; }
+
+ private:
+  void end() {
+    if (waits_for_peers_) object_.close(*std::exchange(waits_for_peers_, std::nullopt));
+  }
+
+  T object_;
+  std::mutex mutex_;
+  int num_calls_ = 0;
+  std::optional<bool> waits_for_peers_;  ///< set by a close that is still to come
+};
+
+/// One call that uses it.
+template <typename T>
+class Running {
+ public:
+  explicit Running(std::shared_ptr<Closable<T>> owner)
+      : owner_(std::move(owner)), object_(&owner_->begin()) {}
+  Running(Running&&) noexcept = default;
+  Running& operator=(Running&&) = delete;
+  ~Running() {
+    if (owner_ != nullptr) owner_->finish();
+  }
+
+  T* operator->() const { return object_; }
+  T& operator*() const { return *object_; }
+  const std::shared_ptr<Closable<T>>& owner() const { return owner_; }
+
+ private:
+  std::shared_ptr<Closable<T>> owner_;
+  T* object_;
+};
+
+template <typename Handle>
+auto run(const Handle* handle) {
+  return Running(use(handle));
 }
 
 template <typename Handle>

@@ -94,7 +94,7 @@ sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* ex
     if (shared != nullptr) use(from.experts);
     SharedExpert shared_expert;
     if (shared != nullptr) shared_expert = shared_expert_of(from);
-    auto moves = std::move(take(prepare_finalize)->object);
+    auto moves = std::move(take(prepare_finalize)->object().object);
     auto computes = std::move(take(experts)->object);
     result = give<sy_kernel>(std::move(moves), std::move(computes), std::move(shared_expert));
   });
@@ -102,7 +102,7 @@ sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* ex
 
 sy_status sy_kernel_describe(sy_kernel* kernel, sy_kernel_info* info) {
   return call(__func__, [&] {
-    const auto of = use(kernel);
+    const auto of = run(kernel);
     sy_kernel_info to{};
     to.device = to_dlpack(of->device());
     to.workspace_bytes = of->workspace_bytes();
@@ -115,7 +115,7 @@ sy_status sy_kernel_describe(sy_kernel* kernel, sy_kernel_info* info) {
 sy_status sy_kernel_apply(sy_kernel* kernel, const sy_prepare_arguments* arguments,
                           const sy_tensor* output, void* stream) {
   return call(__func__, [&] {
-    const auto of = use(kernel);
+    const auto of = run(kernel);
     of->apply(prepare_arguments_of(arguments), view_of(output, "output"),
               stream_of(stream, of->device()));
   });
@@ -125,14 +125,14 @@ sy_status sy_kernel_apply_overlapped(sy_kernel* kernel, const sy_prepare_argumen
                                      const sy_tensor* output, int32_t num_micro_batches,
                                      void* stream) {
   return call(__func__, [&] {
-    const auto of = use(kernel);
+    const auto of = run(kernel);
     apply_overlapped(*of, prepare_arguments_of(arguments), view_of(output, "output"),
                      num_micro_batches, stream_of(stream, of->device()));
   });
 }
 
 sy_status sy_kernel_check(sy_kernel* kernel) {
-  return call(__func__, [&] { use(kernel)->check(); });
+  return call(__func__, [&] { run(kernel)->check(); });
 }
 
 sy_status sy_kernel_close(sy_kernel* kernel, bool waits_for_peers) {

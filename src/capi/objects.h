@@ -40,7 +40,7 @@ struct ArrayObject {
 
 /// A dispatch outlives neither its exchange nor its combine; both are checked.
 struct DispatchObject {
-  std::weak_ptr<Exchange> exchange;
+  std::weak_ptr<Closable<Exchange>> exchange;
   DispatchHandle handle;
   std::optional<Dispatched> received{};
   std::array<HeldTensor, 9> held{};
@@ -55,6 +55,8 @@ struct PrepareObject {
     std::optional<Pending<void>> finalize{};
     std::array<HeldTensor, 10> held{};
   };
+
+  void close(bool waits_for_peers) const { object->close(waits_for_peers); }
 
   std::unique_ptr<PrepareFinalize> object;
   std::vector<MicroBatch> micro_batches;
@@ -88,11 +90,11 @@ struct PermutedObject {
 SWITCHYARD_HANDLE(sy_array, ArrayObject);
 SWITCHYARD_HANDLE(sy_group, Group);
 SWITCHYARD_HANDLE(sy_quant_config, QuantConfig);
-SWITCHYARD_HANDLE(sy_exchange, Exchange);
+SWITCHYARD_HANDLE(sy_exchange, Closable<Exchange>);
 SWITCHYARD_HANDLE(sy_dispatch, DispatchObject);
-SWITCHYARD_HANDLE(sy_prepare_finalize, PrepareObject);
+SWITCHYARD_HANDLE(sy_prepare_finalize, Closable<PrepareObject>);
 SWITCHYARD_HANDLE(sy_experts, ExpertsObject);
-SWITCHYARD_HANDLE(sy_kernel, ModularKernel);
+SWITCHYARD_HANDLE(sy_kernel, Closable<ModularKernel>);
 SWITCHYARD_HANDLE(sy_permuted, PermutedObject);
 SWITCHYARD_HANDLE(sy_logical_maps, LogicalMaps);
 SWITCHYARD_HANDLE(sy_expert_load, ExpertLoad);

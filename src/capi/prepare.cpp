@@ -163,7 +163,7 @@ sy_status sy_prepare_finalize_create(sy_group* group, const sy_moe_config* moe,
 sy_status sy_prepare_finalize_describe(sy_prepare_finalize* prepare_finalize,
                                        sy_prepare_finalize_info* info) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     const PrepareFinalize& of = *handle->object;
     const ExchangeMemory bytes = of.memory();
     sy_prepare_finalize_info to{};
@@ -192,7 +192,7 @@ sy_status sy_prepare_finalize_describe(sy_prepare_finalize* prepare_finalize,
 sy_status sy_prepare(sy_prepare_finalize* prepare_finalize, const sy_prepare_arguments* arguments,
                      void* stream, sy_prepared* prepared) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     const PrepareArguments given = prepare_arguments_of(arguments);
     auto& batch = micro_batch_of(*handle, given.micro_batch);
     checked_struct_size(&out(prepared, "prepared"), "prepared");
@@ -205,7 +205,7 @@ sy_status sy_prepare(sy_prepare_finalize* prepare_finalize, const sy_prepare_arg
 sy_status sy_prepare_send(sy_prepare_finalize* prepare_finalize,
                           const sy_prepare_arguments* arguments, void* stream) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     const PrepareArguments given = prepare_arguments_of(arguments);
     auto& batch = micro_batch_of(*handle, given.micro_batch);
     batch.prepare =
@@ -216,7 +216,7 @@ sy_status sy_prepare_send(sy_prepare_finalize* prepare_finalize,
 sy_status sy_prepare_receive(sy_prepare_finalize* prepare_finalize, int32_t micro_batch,
                              sy_prepared* prepared) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     auto& batch = micro_batch_of(*handle, micro_batch);
     checked_struct_size(&out(prepared, "prepared"), "prepared");
     write_prepared(batch, receive(batch.prepare, "sy_prepare_send"), prepared);
@@ -226,7 +226,7 @@ sy_status sy_prepare_receive(sy_prepare_finalize* prepare_finalize, int32_t micr
 sy_status sy_finalize(sy_prepare_finalize* prepare_finalize, const sy_finalize_arguments* arguments,
                       void* stream) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     handle->object->finalize(finalize_arguments_of(arguments),
                              stream_of(stream, handle->object->device()));
   });
@@ -235,7 +235,7 @@ sy_status sy_finalize(sy_prepare_finalize* prepare_finalize, const sy_finalize_a
 sy_status sy_finalize_send(sy_prepare_finalize* prepare_finalize,
                            const sy_finalize_arguments* arguments, void* stream) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     const FinalizeArguments given = finalize_arguments_of(arguments);
     auto& batch = micro_batch_of(*handle, given.micro_batch);
     batch.finalize =
@@ -245,7 +245,7 @@ sy_status sy_finalize_send(sy_prepare_finalize* prepare_finalize,
 
 sy_status sy_finalize_receive(sy_prepare_finalize* prepare_finalize, int32_t micro_batch) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     receive(micro_batch_of(*handle, micro_batch).finalize, "sy_finalize_send");
   });
 }
@@ -253,18 +253,18 @@ sy_status sy_finalize_receive(sy_prepare_finalize* prepare_finalize, int32_t mic
 sy_status sy_prepare_finalize_abandon(sy_prepare_finalize* prepare_finalize, int32_t micro_batch,
                                       const char* reason) {
   return call(__func__, [&] {
-    const auto handle = use(prepare_finalize);
+    const auto handle = run(prepare_finalize);
     micro_batch_of(*handle, micro_batch);
     handle->object->abandon(micro_batch, text(reason, "reason"));
   });
 }
 
 sy_status sy_prepare_finalize_check(sy_prepare_finalize* prepare_finalize) {
-  return call(__func__, [&] { use(prepare_finalize)->object->check(); });
+  return call(__func__, [&] { run(prepare_finalize)->object->check(); });
 }
 
 sy_status sy_prepare_finalize_close(sy_prepare_finalize* prepare_finalize, bool waits_for_peers) {
-  return call(__func__, [&] { use(prepare_finalize)->object->close(waits_for_peers); });
+  return call(__func__, [&] { use(prepare_finalize)->close(waits_for_peers); });
 }
 
 sy_status sy_prepare_finalize_destroy(sy_prepare_finalize* prepare_finalize) {

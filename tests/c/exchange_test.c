@@ -3,6 +3,10 @@
 // Dispatch and combine between two ranks. Experts 0 and 1 live on rank 0, 2 and 3 on rank 1. Rank r
 // has one token, of which every element is r + 1; it goes to experts 0 (weight 0.25) and 3 (0.5).
 
+#include <stdatomic.h>
+#include <threads.h>
+#include <time.h>
+
 #include "check.h"
 
 enum { kHidden = 8 };
@@ -123,6 +127,51 @@ static sy_status run_exchange(void* user, sy_group* group) {
   return SY_OK;
 }
 
+typedef struct Closing {
+  sy_exchange* exchange;
+  atomic_bool* is_done;
+} Closing;
+
+static int close_soon(void* user) {
+  const Closing* closing = user;
+  const struct timespec soon = {.tv_nsec = 300000000};
+  thrd_sleep(&soon, NULL);
+  CHECK_OK(sy_exchange_close(closing->exchange, false));
+  atomic_store(closing->is_done, true);
+  return 0;
+}
+
+// Rank 0 waits in its dispatch for rank 1, which waits until another thread has closed the exchange
+// of rank 0: that call ends well, later ones are refused.
+static sy_status run_closed_meanwhile(void* user, sy_group* group) {
+  atomic_bool* is_done = user;
+  const int32_t rank = rank_of(group);
+  Token token = token_of(rank);
+  const sy_tensor tokens = TENSOR(token.row, SY_F32, 1, kHidden);
+  const sy_tensor ids = TENSOR(token.ids, SY_I32, 1, 2);
+  const sy_tensor weights = TENSOR(token.weights, SY_F32, 1, 2);
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &kConfig, NULL, &exchange));
+  Closing closing = {exchange, is_done};
+  thrd_t thread;
+  if (rank == 0) CHECK(thrd_create(&thread, close_soon, &closing) == thrd_success);
+  while (rank == 1 && !atomic_load(is_done)) thrd_yield();
+  sy_dispatch* dispatch = NULL;
+  CHECK_OK(sy_dispatch_tokens(exchange, &tokens, &ids, &weights, NULL, NULL, &dispatch));
+  sy_received received = {.struct_size = sizeof(received)};
+  CHECK_OK(sy_dispatch_rows(dispatch, &received));
+  const float* rows = received.rows->data;
+  CHECK(rows[0] == 1.0f && rows[kHidden] == 2.0f);
+  if (rank == 0) {
+    CHECK(thrd_join(thread, NULL) == thrd_success);
+    CHECK_REFUSED(SY_INVALID_ARGUMENT, "check: the exchange was closed, must be open",
+                  sy_exchange_check(exchange));
+  }
+  CHECK_OK(sy_dispatch_destroy(dispatch));
+  CHECK_OK(sy_exchange_destroy(exchange));
+  return SY_OK;
+}
+
 // A payload and bias beside the rows, both calls in their phases.
 static sy_status run_phases(void* user, sy_group* group) {
   (void)user;
@@ -238,6 +287,8 @@ static sy_status misuse_exchange(void* user, sy_group* group) {
 void test_exchange(void) {
   CHECK_OK(sy_run_local_ranks(2, run_exchange, NULL, NULL));
   CHECK_OK(sy_run_local_ranks(1, misuse_exchange, NULL, NULL));
+  atomic_bool is_done = false;
+  CHECK_OK(sy_run_local_ranks(2, run_closed_meanwhile, &is_done, NULL));
 }
 
 void test_phases(void) { CHECK_OK(sy_run_local_ranks(2, run_phases, NULL, NULL)); }

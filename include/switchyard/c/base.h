@@ -7,7 +7,8 @@
 //     sentence.
 //   - Handles are opaque and never used twice: a handle that was destroyed, NULL or of another type
 //     is SY_INVALID_ARGUMENT. Each is destroyed once; destroying NULL does nothing.
-//     One thread at a time uses a handle, unless the text says otherwise.
+//     One thread at a time uses a handle, unless the text says otherwise; any may close or destroy
+//     it meanwhile.
 //   - A struct of options begins with struct_size = sizeof the struct, and zero is the default of
 //     every other field, so `{.struct_size = sizeof(x), ...}` says what differs from it. NULL
 //     instead of a struct of options: all defaults. A struct that a function fills needs its

@@ -102,8 +102,9 @@ SY_API sy_status sy_exchange_describe(sy_exchange* exchange, sy_exchange_info* i
 SY_API sy_status sy_exchange_check(sy_exchange* exchange);
 /// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
 /// every rank have ended. Every later call is SY_INVALID_ARGUMENT; received rows stay valid until
-/// sy_exchange_destroy, which then needs no other rank. Without waits_for_peers it is not
-/// collective: for a rank that fails while others wait for it. See Exchange::close.
+/// sy_exchange_destroy, which then needs no other rank. During a call of another thread it returns
+/// at once, and the exchange ends with that call. Without waits_for_peers it is not collective: for
+/// a rank that fails while others wait for it. See Exchange::close.
 SY_API sy_status sy_exchange_close(sy_exchange* exchange, bool waits_for_peers);
 /// Closes it first, if nobody did. Its dispatches only answer sy_dispatch_destroy from then on.
 SY_API sy_status sy_exchange_destroy(sy_exchange* exchange);
