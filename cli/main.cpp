@@ -4,7 +4,12 @@
 // wrong element in bench or nothing measured; 2 usage error or malformed file; 3 environment; 4
 // timeout or lost peer.
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 
@@ -46,6 +51,19 @@ int fail_with(const std::exception& error) {
   return exit_code_of(own->code());
 }
 
+// What the program that started this one may have left: a closed descriptor would go to our first
+// file or socket, and what is printed into it; SIGPIPE ends a rank as if it were lost; without
+// SIGCHLD the exit codes of ranks are lost.
+void settle() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    const int mode = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;  // reads and writes fail as before
+    if (open("/dev/null", mode) < 0) std::exit(3);
+  }
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);
+}
+
 int run_command(int argc, char** argv) {
   switchyard::cli::Command command;
   return command.parse(argc, argv) ? command.run(argv) : 0;
@@ -63,6 +81,7 @@ int flush_output(int exit_code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  settle();
   try {
     return flush_output(run_command(argc, argv));
   } catch (const std::exception& error) {

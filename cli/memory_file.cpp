@@ -7,12 +7,13 @@
 
 #include <array>
 
+#include "core/above_stdio.h"
 #include "core/fail.h"
 
 namespace switchyard::cli {
 
 MemoryFile::MemoryFile(const char* verb, const std::string& text)
-    : fd_(memfd_create("switchyard", MFD_CLOEXEC)) {
+    : fd_(above_stdio(memfd_create("switchyard", MFD_CLOEXEC))) {
   require(fd_ >= 0, Errc::kSystem, "{}: cannot make a file in memory", verb);
   std::size_t done = 0;
   while (done < text.size()) {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "core/above_stdio.h"
 #include "core/fail.h"
 
 namespace switchyard {
@@ -29,7 +30,7 @@ class ReadableFile {
  public:
   explicit ReadableFile(const std::string& path) {
     // O_NONBLOCK: opening a pipe without a writer must not block.
-    descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    descriptor_ = above_stdio(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (descriptor_ < 0) fail_to_open(path);
     try {
       measure(path);

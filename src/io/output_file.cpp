@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <system_error>
 
+#include "core/above_stdio.h"
 #include "core/fail.h"
 
 namespace switchyard {
@@ -159,18 +160,20 @@ void OutputFile::share(int descriptor) {
 
 // O_NONBLOCK: a pipe that nobody reads must not block here.
 void OutputFile::open_device() {
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK);
+  descriptor_ = above_stdio(open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK));
   if (descriptor_ < 0) fail_errno("open", path_);
   fcntl(descriptor_, F_SETFL, O_APPEND);
 }
 
 void OutputFile::open_unnamed() {
   const std::string folder = folder_of(path_).string();
-  descriptor_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+  if (access("/proc/self/fd", F_OK) == 0) {  // which names it at the end
+    descriptor_ = above_stdio(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666));
+  }
   if (descriptor_ >= 0) return;
   // This file system has only files with names.
   const std::string name = temporary_name(path_);
-  descriptor_ = open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  descriptor_ = above_stdio(open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (descriptor_ >= 0) {
     temporary_ = name;
     return;
@@ -183,7 +186,7 @@ void OutputFile::open_unnamed() {
 void OutputFile::open_elsewhere() {
   std::error_code error;
   std::string name = (fs::temp_directory_path(error) / "switchyard-XXXXXX").string();
-  descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+  descriptor_ = above_stdio(mkostemp(name.data(), O_CLOEXEC));
   if (descriptor_ < 0) fail_errno("open", name);
   unlink(name.c_str());
 }
@@ -224,7 +227,7 @@ bool OutputFile::take_place() {
 }
 
 void OutputFile::write_through() {
-  const int target = open(path_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  const int target = above_stdio(open(path_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));
   if (target < 0) fail_errno("open", path_);
   off_t offset = 0;
   ssize_t done = 1;

@@ -6,12 +6,15 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <system_error>
 
 #include "core/fail.h"
@@ -20,7 +23,6 @@ namespace switchyard {
 namespace {
 
 constexpr std::size_t kMaxLine = 65536;  // longer lines are split
-constexpr int kFirstFree = 3;            // above stdin, stdout and stderr
 
 std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   std::vector<char*> pointers;
@@ -56,35 +58,30 @@ cpu_set_t set_of(const std::vector<int>& cores) {
   _exit(127);
 }
 
-void write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t size = write(fd, bytes.data(), bytes.size());
-    if (size >= 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(size));
-    } else if (errno == EAGAIN) {  // another process made the terminal non-blocking
-      pollfd entry{fd, POLLOUT, 0};
-      poll(&entry, 1, 100);
-    } else if (errno != EINTR) {
-      return;  // the reader is gone: drop the output, keep the job running
-    }
-  }
+// The description of a pipe or terminal is shared with other programs, whose writes must still
+// block. Neither may the one who polls block, even where another program fills the pipe meanwhile.
+Fd open_again(int fd) {
+  struct stat info {};
+  const bool may_block = fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || isatty(fd) == 1);
+  if (!may_block) return Fd();
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  return Fd(open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
 }  // namespace
-
-Fd above_stdio(Fd fd) {
-  if (fd.get() >= kFirstFree) return fd;
-  Fd moved(fcntl(fd.get(), F_DUPFD_CLOEXEC, kFirstFree));
-  if (!moved.has_value()) fail_errno("fcntl", "descriptor");
-  return moved;
-}
 
 std::pair<Fd, Fd> make_pipe() {
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) fail_errno("pipe", "output of a rank");
   Fd read_end(ends[0]);
   Fd write_end(ends[1]);
-  return {above_stdio(std::move(read_end)), above_stdio(std::move(write_end))};
+  if (!read_end.has_value() || !write_end.has_value()) fail_errno("pipe", "output of a rank");
+  return {std::move(read_end), std::move(write_end)};
+}
+
+bool is_writable(int fd) {
+  pollfd entry{fd, POLLOUT, 0};
+  return poll(&entry, 1, 0) > 0;
 }
 
 ChildProcess start_process(const ChildSpec& spec) {
@@ -92,7 +89,8 @@ ChildProcess start_process(const ChildSpec& spec) {
   const std::vector<char*> arguments = pointers_to(spec.command);
   const std::vector<char*> environment = pointers_to(spec.environment);
   const cpu_set_t cores = set_of(spec.cores);
-  const Fd null = above_stdio(Fd(open("/dev/null", O_RDWR | O_CLOEXEC)));
+  const Fd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null.has_value()) fail_errno("open", "/dev/null");
   auto [report, report_end] = make_pipe();
   const pid_t parent = getpid();
   ChildProcess child;
@@ -122,8 +120,28 @@ void check_started(ChildProcess& child) {
        std::error_code(error, std::system_category()).message());
 }
 
-LineForwarder::LineForwarder(Fd source, int target_fd, std::string prefix)
-    : source_(std::move(source)), target_fd_(target_fd), prefix_(std::move(prefix)) {
+LineQueue::LineQueue(int target_fd) : target_fd_(target_fd), own_(open_again(target_fd)) {}
+
+int LineQueue::fd() const { return own_.has_value() ? own_.get() : target_fd_; }
+
+void LineQueue::push(std::string line) { lines_.push_back(std::move(line)); }
+
+// A pipe that accepts anything accepts PIPE_BUF bytes.
+void LineQueue::write_some() {
+  while (!lines_.empty() && is_writable(fd())) {
+    const std::string_view rest = std::string_view(lines_.front()).substr(num_written_);
+    const ssize_t size = write(fd(), rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
+    if (size < 0 && errno == EAGAIN) return;
+    if (size < 0 && errno == EINTR) continue;
+    num_written_ = size < 0 ? lines_.front().size() : num_written_ + static_cast<std::size_t>(size);
+    if (num_written_ < lines_.front().size()) continue;
+    lines_.pop_front();
+    num_written_ = 0;
+  }
+}
+
+LineForwarder::LineForwarder(Fd source, LineQueue& target, std::string prefix)
+    : source_(std::move(source)), target_(target), prefix_(std::move(prefix)) {
   fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
 
@@ -155,7 +173,7 @@ void LineForwarder::write_line(const char* data, std::size_t size) {
   std::string line = prefix_;
   line.append(data, size);
   line += '\n';
-  write_all(target_fd_, line);
+  target_.push(std::move(line));
 }
 
 }  // namespace switchyard

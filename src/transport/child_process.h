@@ -5,8 +5,10 @@
 
 #include <sys/types.h>
 
+#include <deque>
 #include <signal.h>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/socket.h"
@@ -39,30 +41,49 @@ ChildProcess start_process(const ChildSpec& spec);
 /// program cannot be started; the child has ended then, or does at once.
 void check_started(ChildProcess& child);
 
-/// Copies whole lines, each with its prefix in a single write, so that lines from different sources
-/// never interleave.
+/// Whole lines on their way to a descriptor. Writes only what it accepts at once: whoever polls can
+/// go on while nobody reads. Lines of up to PIPE_BUF bytes are single writes.
+class LineQueue {
+ public:
+  explicit LineQueue(int target_fd);
+
+  bool is_empty() const { return lines_.empty(); }
+  int fd() const;  ///< poll it for POLLOUT while the queue is not empty
+  void push(std::string line);
+  /// Drops what it cannot write because the reader is gone: the job goes on.
+  void write_some();
+
+ private:
+  int target_fd_;
+  Fd own_;  ///< the same pipe or terminal, non-blocking for this process alone; may be none
+  std::deque<std::string> lines_;
+  std::size_t num_written_ = 0;  ///< of the first line
+};
+
+/// Copies lines, each with its prefix, so that those of different sources never interleave.
 class LineForwarder {
  public:
-  LineForwarder(Fd source, int target_fd, std::string prefix);
+  LineForwarder(Fd source, LineQueue& target, std::string prefix);
 
   const Fd& source() const { return source_; }  ///< none after end of file
   /// Reads what is available and forwards complete lines.
   void forward();
-  /// Writes an incomplete last line and closes the source.
+  /// Forwards an incomplete last line and closes the source.
   void finish();
 
  private:
   void write_line(const char* data, std::size_t size);
 
   Fd source_;
-  int target_fd_;
+  LineQueue& target_;
   std::string prefix_;
   std::string pending_;
 };
 
-/// A pipe whose ends are closed on exec and numbered above stdio.
+/// A pipe whose ends are closed on exec.
 std::pair<Fd, Fd> make_pipe();
-/// The same file under a descriptor number above stdio, closed on exec.
-Fd above_stdio(Fd fd);
+
+/// True when a short write to `fd` does not wait for a reader.
+bool is_writable(int fd);
 
 }  // namespace switchyard

@@ -38,6 +38,7 @@ extern char** environ;  // NOLINT: POSIX wants this declaration
 namespace switchyard {
 namespace {
 
+constexpr int kLostCodeExitCode = 3;
 constexpr int kNoHandlePollMs = 50;             // where the kernel has no pidfd
 constexpr std::int64_t kDrainNs = 500'000'000;  // to drain output after the last rank ended
 
@@ -65,6 +66,12 @@ class StopSignals {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
     pthread_sigmask(SIG_BLOCK, &set, &before_);
     fd_ = Fd(signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+    if (!fd_.has_value()) {
+      const int error = errno;
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      errno = error;
+      fail_errno("signalfd", "launch");
+    }
     had_pipe_ = is_pipe_pending();
     const sigset_t pipe = pipe_set();
     pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
@@ -137,6 +144,8 @@ class Launcher {
 
   LaunchOptions options_;
   StopSignals signals_;
+  LineQueue lines_;
+  bool has_signal_ = false;
   Fd control_fd_;
   Mapping control_memory_;
   ControlBlock control_;
@@ -150,12 +159,12 @@ class Launcher {
   std::int64_t drain_end_ns_ = 0;
 };
 
-Launcher::Launcher(const LaunchOptions& options) : options_(options) {
+Launcher::Launcher(const LaunchOptions& options) : options_(options), lines_(options.error_fd) {
   require(options.num_ranks >= 1 && options.num_ranks <= kMaxRanks, Errc::kInvalidArgument,
           "launch: {} ranks, want from 1 to {}", options.num_ranks, kMaxRanks);
   if (options_.command.empty()) options_.command = {"/proc/self/exe"};
   const std::size_t bytes = ControlBlock::size_bytes(options.num_ranks);
-  control_fd_ = above_stdio(make_shared_memory("switchyard control", bytes));
+  control_fd_ = make_shared_memory("switchyard control", bytes);
   control_memory_ = Mapping(control_fd_, bytes);
   control_ = ControlBlock(control_memory_.data(), options.num_ranks);
   secret_ = make_secret();
@@ -212,14 +221,14 @@ void Launcher::start_rank(int rank) {
   spec.signal_mask = signals_.mask_before();
   spec.cores = cores_of(rank);
   auto [error, error_end] = make_pipe();
-  target.streams.emplace_back(std::move(error), options_.error_fd, prefix);
+  target.streams.emplace_back(std::move(error), lines_, prefix);
   spec.error_fd = error_end.get();
   Fd output_end;
   if (rank == 0 && !options_.prefix_all) {
     spec.output_fd = options_.output_fd;
   } else {
     auto [output, end] = make_pipe();
-    target.streams.emplace_back(std::move(output), options_.error_fd, prefix);
+    target.streams.emplace_back(std::move(output), lines_, prefix);
     output_end = std::move(end);
     spec.output_fd = output_end.get();
   }
@@ -234,35 +243,43 @@ LaunchResult Launcher::run() {
   for (Rank& rank : ranks_) {
     for (LineForwarder& stream : rank.streams) stream.finish();
   }
+  lines_.write_some();
   return result_;
 }
 
-// Handles the events of one poll. False when everything has ended.
+// Handles the events of one poll. False when everything has ended. While nobody reads its lines,
+// the ranks keep theirs, and only a signal ends the wait.
 bool Launcher::turn() {
-  std::vector<pollfd> entries{{signals_.fd().get(), POLLIN, 0}};
+  const bool is_blocked = !lines_.is_empty();
+  std::vector<pollfd> entries{{signals_.fd().get(), POLLIN, 0},
+                              {is_blocked ? lines_.fd() : -1, POLLOUT, 0}};
   for (const Rank& rank : ranks_) {
     entries.push_back({rank.is_running ? rank.process.handle.get() : -1, POLLIN, 0});
     entries.push_back({rank.process.report.get(), POLLIN, 0});
     for (const LineForwarder& stream : rank.streams) {
-      entries.push_back({stream.source().get(), POLLIN, 0});
+      entries.push_back({is_blocked ? -1 : stream.source().get(), POLLIN, 0});
     }
   }
   if (poll(entries.data(), entries.size(), poll_timeout_ms()) < 0 && errno != EINTR) {
     fail_errno("poll", "launch");
   }
   if (entries[0].revents != 0) read_signal();
-  std::size_t next = 1;
+  lines_.write_some();
+  std::size_t next = 2;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     next += 2;
     for (LineForwarder& stream : ranks_[rank].streams) {
-      if (entries[next++].revents != 0) stream.forward();
+      if (entries[next++].revents == 0 || !lines_.is_empty()) continue;
+      stream.forward();
+      lines_.write_some();
     }
     if (ranks_[rank].is_running) reap(static_cast<int>(rank));
   }
   advance_end();
   if (is_any_running()) return true;
-  if (drain_end_ns_ == 0) drain_end_ns_ = now_ns() + kDrainNs;
-  return is_any_stream_open() && now_ns() < drain_end_ns_;
+  const bool waits_for_reader = !has_signal_ && !lines_.is_empty();
+  if (drain_end_ns_ == 0 || waits_for_reader) drain_end_ns_ = now_ns() + kDrainNs;
+  return (is_any_stream_open() || !lines_.is_empty()) && now_ns() < drain_end_ns_;
 }
 
 int Launcher::poll_timeout_ms() const {
@@ -288,7 +305,7 @@ void Launcher::reap(int rank) {
   if (is_running) return;
   target.process.handle.reset();
   if (ended < 0) {
-    record_failure({1, rank, Errc::kSystem,
+    record_failure({kLostCodeExitCode, rank, Errc::kSystem,
                     "ended, but this program ignores SIGCHLD and so lost its exit code"});
   } else if (WIFSIGNALED(status)) {
     record_failure({kRankLostExitCode, rank, Errc::kPeerLost,
@@ -321,6 +338,7 @@ void Launcher::read_signal() {
   signalfd_siginfo info{};
   while (read(signals_.fd().get(), &info, sizeof(info)) == sizeof(info)) {
     const int signal = static_cast<int>(info.ssi_signo);
+    has_signal_ = true;
     if (step_ != Step::kRunning) {
       // The terminal signals the whole foreground process group: the ranks already have it.
       if (info.ssi_code != SI_KERNEL) send_to_all(signal);
@@ -338,11 +356,14 @@ void Launcher::begin_end() {
 }
 
 void Launcher::advance_end() {
-  if (step_ == Step::kRunning || step_ == Step::kKilled || now_ns() < next_step_ns_) return;
+  if (step_ == Step::kRunning || step_ == Step::kKilled || !is_any_running()) return;
+  if (now_ns() < next_step_ns_) return;
   const int signal = step_ == Step::kTold ? SIGTERM : SIGKILL;
-  log(LogLevel::kWarn, "launch", "still running: rank {}; sends {}", format_ranges(running_ranks()),
-      signal == SIGTERM ? "SIGTERM" : "SIGKILL");
   send_to_all(signal);
+  if (is_writable(STDERR_FILENO)) {
+    log(LogLevel::kWarn, "launch", "still running: rank {}; sent {}",
+        format_ranges(running_ranks()), signal == SIGTERM ? "SIGTERM" : "SIGKILL");
+  }
   step_ = step_ == Step::kTold ? Step::kAsked : Step::kKilled;
   next_step_ns_ = now_ns() + std::int64_t{options_.grace_ms} * 1'000'000;
 }

@@ -32,7 +32,7 @@ struct LaunchOptions {
 };
 
 struct LaunchResult {
-  /// 0, or the exit code of the first rank that failed; 4 when that rank was killed by a signal, 1
+  /// 0, or the exit code of the first rank that failed; 4 when that rank was killed by a signal, 3
   /// when its exit code was lost; 128 + n when the launcher itself got signal n.
   int exit_code = 0;
   int culprit = -1;  ///< the rank to blame, or -1

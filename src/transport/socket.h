@@ -13,15 +13,17 @@
 #include <string_view>
 #include <utility>
 
+#include "core/above_stdio.h"
 #include "core/clock.h"
 
 namespace switchyard {
 
-/// An owned file descriptor; -1 means none.
+/// An owned file descriptor, never one of stdin, stdout and stderr; -1 means none.
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) noexcept : fd_(fd) {}
+  /// Takes what a system call returned, and moves it where it is one of those three.
+  explicit Fd(int fd) noexcept : fd_(above_stdio(fd)) {}
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
     std::swap(fd_, other.fd_);

@@ -2,9 +2,11 @@
 //
 // What a user sees when a rank dies, stops, differs or never starts.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -61,6 +63,31 @@ TEST(FaultTest, AStoppedRankIsATimeout) {
   EXPECT_EQ(result.exit_code, 4) << result.error;
   EXPECT_THAT(result.error, HasSubstr("\nswitchyard: timeout: run: rank 1 of 3: "));
   for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
+}
+
+// The command's stdout and stderr are a pipe that is full, as behind a pager.
+TEST(FaultTest, SignalsEndAJobWhileNobodyReads) {
+  constexpr int kShellFd = 9;  // sh knows digits only
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+  const std::string page(4096, '.');
+  while (write(ends[1], page.data(), page.size()) > 0) {
+  }
+  ASSERT_EQ(fcntl(ends[1], F_SETFL, 0), 0);
+  ASSERT_EQ(dup2(ends[1], kShellFd), kShellFd);
+  for (const int signal : {SIGTERM, SIGINT}) {
+    Command command({"sh", "-c",
+                     "exec " SWITCHYARD_CLI " run --ranks 2 --timeout 1000 --repeat 10000000 "
+                     "--model " SWITCHYARD_DATA_DIR "/tiny-moe >&9 2>&9"});
+    const std::vector<pid_t> ranks = started_ranks(command, 2);
+    ASSERT_EQ(ranks.size(), 2u);
+    kill(command.pid(), signal);
+    const CommandResult result = command.wait_for_end(15);
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_LT(result.seconds, 6.0 * SWITCHYARD_SLOWDOWN);
+    for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
+  }
+  for (const int fd : {ends[0], ends[1], kShellFd}) close(fd);
 }
 
 TEST(FaultTest, KillingTheLauncherLeavesNothingBehind) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <dirent.h>
@@ -21,6 +22,7 @@
 #include <gmock/gmock.h>
 
 #include "core/clock.h"
+#include "support/few_descriptors.h"
 #include "support/observe.h"
 #include "support/ranks.h"
 #include "transport/child_process.h"
@@ -212,6 +214,104 @@ TEST(LauncherTest, RankThatEndsBeforeItJoinsIsNamed) {
   EXPECT_EQ(got.result.exit_code, 7);
   EXPECT_EQ(got.result.culprit, 2);
   EXPECT_THAT(got.errors, HasSubstr("timeout: group: no sign of rank 2 within 0.5 s"));
+}
+
+// A rank of "sh", which prints so many bytes in lines of 100.
+LaunchOptions printing(int num_bytes) {
+  LaunchOptions options;
+  options.num_ranks = 1;
+  options.prefix_all = true;
+  options.grace_ms = 200;
+  const std::string line = "yes $(printf '%099d' 0) | head -c " + std::to_string(num_bytes);
+  options.command = {"sh", "-c", line};
+  return options;
+}
+
+// A launcher in a process of its own, whose lines go into a pipe.
+class PipedLauncher {
+ public:
+  explicit PipedLauncher(LaunchOptions options) {
+    auto [reader, writer] = make_pipe();
+    reader_ = std::move(reader);
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      options.error_fd = writer.get();
+      _exit(launch(options).exit_code);
+    }
+  }
+  PipedLauncher(const PipedLauncher&) = delete;
+  PipedLauncher& operator=(const PipedLauncher&) = delete;
+  ~PipedLauncher() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  void send_signal(int signal) const { kill(pid_, signal); }
+  std::size_t read_all() {
+    std::vector<char> bytes(1 << 16);
+    std::size_t total = 0;
+    for (ssize_t size = 1; size > 0; total += static_cast<std::size_t>(std::max<ssize_t>(size, 0)))
+      size = read(reader_.get(), bytes.data(), bytes.size());
+    return total;
+  }
+  // -1 when it has not ended.
+  int exit_code(int within_ms) {
+    for (const Deadline end = Deadline::after_ms(within_ms); !end.expired(); usleep(5000)) {
+      int status = 0;
+      if (waitpid(pid_, &status, WNOHANG) == pid_) return WEXITSTATUS(status);
+    }
+    return -1;
+  }
+
+ private:
+  Fd reader_;
+  pid_t pid_ = -1;
+};
+
+constexpr int kManyBytes = 10'000'000;  // more than pipes hold
+constexpr int kSomeBytes = 100'000;     // more than the launcher's pipe holds
+
+TEST(LauncherTest, SignalsEndAJobWhoseOutputNobodyReads) {
+  for (const int num_bytes : {kManyBytes, kSomeBytes}) {
+    for (const int signal : {SIGTERM, SIGINT}) {
+      PipedLauncher launcher(printing(num_bytes));
+      usleep(300'000);  // of few bytes the rank has ended meanwhile
+      launcher.send_signal(signal);
+      EXPECT_EQ(launcher.exit_code(5000), 128 + signal) << num_bytes;
+    }
+  }
+}
+
+TEST(LauncherTest, LateReaderGetsEveryLine) {
+  for (const int num_bytes : {kManyBytes, kSomeBytes}) {
+    PipedLauncher launcher(printing(num_bytes));
+    EXPECT_EQ(launcher.exit_code(1000), -1);
+    const std::size_t num_lines = static_cast<std::size_t>(num_bytes) / 100;
+    EXPECT_EQ(launcher.read_all(), num_lines * (100 + sizeof("[rank 0] ") - 1));
+    EXPECT_EQ(launcher.exit_code(5000), 0);
+  }
+}
+
+TEST(LauncherTest, WithoutDescriptorsItSaysSo) {
+#ifdef SWITCHYARD_CHECKS_TAKE_DESCRIPTORS
+  GTEST_SKIP() << "UndefinedBehaviorSanitizer needs descriptors of its own";
+#endif
+  int num_failures = 0;
+  for (int num_free = 0; num_free == num_failures; ++num_free) {
+    const Capture errors;
+    const FewDescriptors few(num_free);
+    LaunchOptions options = printing(100);
+    options.error_fd = errors.fd();
+    try {
+      launch(options);
+    } catch (const Error& failure) {
+      ++num_failures;
+      EXPECT_EQ(failure.code(), Errc::kOutOfMemory) << failure.what();
+      EXPECT_THAT(failure.what(), HasSubstr("Too many open files"));
+    }
+  }
+  EXPECT_GT(num_failures, 5);
 }
 
 bool is_sigpipe(int (*get)(sigset_t*)) {

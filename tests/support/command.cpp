@@ -87,6 +87,21 @@ CommandResult Command::wait(double seconds) {
   return result;
 }
 
+CommandResult Command::wait_for_end(double seconds) {
+  CommandResult result;
+  const std::int64_t start = now_ns();
+  const auto deadline = Deadline::after_ms(static_cast<std::int64_t>(seconds * 1000));
+  int status = 0;
+  while (waitpid(pid_, &status, WNOHANG) == 0) {
+    poll(nullptr, 0, 5);
+    if (deadline.expired()) kill(-pid_, SIGKILL);
+  }
+  pid_ = -1;
+  result.seconds = static_cast<double>(now_ns() - start) * 1e-9;
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
 CommandResult run_command(const std::vector<std::string>& arguments, double seconds) {
   return Command(arguments).wait(seconds);
 }

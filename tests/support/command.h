@@ -30,6 +30,8 @@ class Command {
   std::vector<pid_t> children() const;
   /// Waits until it ends, at most `seconds`; then kills it, and the exit code is 137.
   CommandResult wait(double seconds = 60);
+  /// The same, and reads none of its output.
+  CommandResult wait_for_end(double seconds);
 
  private:
   pid_t pid_ = -1;

@@ -21,6 +21,16 @@ using ::testing::HasSubstr;
 
 Deadline soon() { return Deadline::after_ms(5000); }
 
+TEST(FdTest, IsNeverStdinStdoutOrStderr) {
+  const int saved = dup(STDIN_FILENO);
+  close(STDIN_FILENO);
+  const Fd fd(open("/dev/null", O_RDONLY));
+  EXPECT_GT(fd.get(), STDERR_FILENO);
+  EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1);
+  dup2(saved, STDIN_FILENO);
+  close(saved);
+}
+
 struct Pair {
   Fd client;
   Fd server;
