@@ -76,7 +76,7 @@ std::string to_json(const Baseline& baseline) {
                             {"tokens", row.num_tokens},
                             {"us", row.us}});
   }
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 bool is_comparable(const Baseline& baseline, const measure::BenchShape& shape) {

@@ -31,7 +31,7 @@ constexpr std::size_t kShownError = 400;
 
 std::string job_program() {
   namespace fs = std::filesystem;
-  const fs::path path = fs::read_symlink("/proc/self/exe").parent_path() / kProgram;
+  const fs::path path = fs::path(own_program()).parent_path() / kProgram;
   std::error_code ignored;
   require(
       fs::exists(path, ignored), Errc::kNotAvailable,

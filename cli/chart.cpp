@@ -7,9 +7,16 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 namespace switchyard::cli {
 namespace {
+
+// With U+FFFD in place of bytes that are no UTF-8, which paths may have.
+std::string valid_utf8(const std::string& text) {
+  using nlohmann::json;
+  return json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace));
+}
 
 constexpr double kWidth = 800;
 constexpr double kHeight = 360;
@@ -157,7 +164,7 @@ std::string line_names(const std::vector<ChartSeries>& series, const Scale& x, c
 
 std::string escaped(const std::string& text) {
   std::string result;
-  for (const char c : text) {
+  for (const char c : valid_utf8(text)) {
     switch (c) {
       case '&': result += "&amp;"; break;
       case '<': result += "&lt;"; break;

@@ -2,8 +2,11 @@
 
 #include "check.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include <CLI/CLI.hpp>
 
@@ -21,6 +24,8 @@ namespace {
 
 using conformance::CheckCase;
 
+constexpr const char* kHostsEngine = "local-hosts";
+
 bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   if (options.quick && !test.is_quick) return false;
   if (options.device != "all" && test.device != options.device) return false;
@@ -29,11 +34,22 @@ bool is_wanted(const CheckOptions& options, const CheckCase& test) {
   return matches(options.filter, test.name);
 }
 
-void skip_other_hosts(CheckPlan& plan) {
-  for (CheckCase& test : plan.cases) {
-    const auto num_ranks = static_cast<std::size_t>(test.num_ranks);
-    if (test.engine != "local-hosts" || num_ranks == plan.hosts.size()) continue;
-    test.skipped = fmt::format("--ranks-per-host is of {} ranks", plan.hosts.size());
+// In place of the cases of several hosts those of so many ranks.
+void replace_hosts(std::vector<CheckCase>& cases, std::size_t num_ranks) {
+  const auto has_hosts = [](const CheckCase& test) { return test.engine == kHostsEngine; };
+  const auto first = std::ranges::find_if(cases, has_hosts) - cases.begin();
+  std::erase_if(cases, has_hosts);
+  std::vector<CheckCase> own =
+      conformance::launched_cases(kHostsEngine, static_cast<int>(num_ranks));
+  cases.insert(cases.begin() + first, std::make_move_iterator(own.begin()),
+               std::make_move_iterator(own.end()));
+}
+
+// Ranks that are processes write their results to a file of /proc.
+void skip_processes(std::vector<CheckCase>& cases) {
+  if (access("/proc/self/fd", X_OK) == 0) return;
+  for (CheckCase& test : cases) {
+    if (test.engine == "shm") test.skipped = "/proc is not mounted";
   }
 }
 
@@ -79,11 +95,24 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
 int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases) {
   const bool is_launched = options.results.empty() && discover_ranks().source != "none";
   if (is_launched && !options.list) return check_launched(options);
+  std::vector<int> hosts;
+  if (!options.ranks_per_host.empty()) {
+    hosts = parse_ranks_per_host(options.ranks_per_host);
+    replace_hosts(cases, hosts.size());
+  }
   std::erase_if(cases, [&](const CheckCase& test) { return !is_wanted(options, test); });
   require(!cases.empty(), Errc::kInvalidArgument,
           "check: no case is left by --filter \"{}\", --device {} and --engine {}; see check "
           "--list, and use * for any text, as in 'layers/*low_latency*'",
           options.filter, options.device, options.engine);
+  require(
+      hosts.empty() ||
+          std::ranges::any_of(cases,
+                              [](const CheckCase& test) { return test.engine == kHostsEngine; }),
+      Errc::kInvalidArgument,
+      "check: --ranks-per-host is {}, but --filter \"{}\", --device {} and --engine {} leave no "
+      "case of {}; leave one of them out",
+      options.ranks_per_host, options.filter, options.device, options.engine, kHostsEngine);
   if (options.list) {
     std::fputs(list_text(cases).c_str(), stdout);
     return 0;
@@ -92,11 +121,9 @@ int check(const CheckOptions& options, char** argv, std::vector<CheckCase> cases
   require_device("check", options.device);
   const bool has_gpus = options.device != "cpu";
   if (has_gpus) skip_crowded(cases, cuda_module().device_count());
-  CheckPlan plan{std::move(cases), options.seed, options.timeout_ms, options.json != "-"};
-  if (!options.ranks_per_host.empty()) {
-    plan.hosts = parse_ranks_per_host(options.ranks_per_host);
-    skip_other_hosts(plan);
-  }
+  skip_processes(cases);
+  CheckPlan plan{std::move(cases), options.seed, options.timeout_ms, options.json != "-",
+                 std::move(hosts)};
   if (!options.results.empty()) return run_as_rank(plan, options.results);
   check_json("check", options.json);
   const std::int64_t start = now_ns();

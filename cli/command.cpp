@@ -69,6 +69,17 @@ void parse_error(const CLI::App& app, const std::string& verb, const CLI::ParseE
   usage_error(verb + ": no option " + quote(option) + nearest_of(option, names) + see);
 }
 
+// An empty value is a variable of a script that was not set.
+void require_values(const CLI::App& verb) {
+  for (const CLI::Option* option : verb.get_options()) {
+    if (option->count() == 0 || option->get_expected_min() == 0) continue;
+    const std::vector<std::string>& values = option->results();
+    if (std::find(values.begin(), values.end(), "") == values.end()) continue;
+    usage_error(verb.get_name() + ": " + option->get_name() +
+                " is empty, must be a value; leave it out for its default");
+  }
+}
+
 // switchyard help [VERB]
 void help(const CLI::App& app, const std::string& verb) {
   const std::vector<std::string> verbs = names_of_verbs(app);
@@ -119,6 +130,7 @@ bool Command::parse(int argc, const char* const* argv) {
     parse_error(app_, word, error);
     return false;
   }
+  require_values(*app_.get_subcommand(word));
   return true;
 }
 

@@ -128,7 +128,9 @@ std::string measured_json(const std::vector<MeasuredFile>& files) {
   for (const MeasuredFile& file : files) {
     for (const MeasuredRow& row : file.rows) json.push_back(row_json(file, row));
   }
-  return nlohmann::ordered_json{{"measured", json}}.dump(1) + "\n";
+  return nlohmann::ordered_json{{"measured", json}}.dump(1, ' ', false,
+                                                         nlohmann::json::error_handler_t::replace) +
+         "\n";
 }
 
 }  // namespace switchyard::cli

@@ -274,7 +274,7 @@ std::string to_json(const PlanReport& report) {
   }
   json["forecasts"] = ordered_json::array();
   for (const Forecast& one : report.forecasts) json["forecasts"].push_back(forecast_json(one));
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace switchyard::cli

@@ -82,15 +82,14 @@ class Output {
 };
 
 // Files hold contiguous tensors only, so column-major scales are stored as rows of [S, N].
-TensorView stored_view(const Format& format, const OwnedScales& scales, std::int64_t num_rows,
+TensorView stored_view(const Format& format, const void* data, std::int64_t num_rows,
                        std::int64_t num) {
-  const void* data = scales.memory.data();
-  const DType dtype = scales.view.dtype();
+  const DType dtype = format.stored_scale_dtype();
   switch (format.layout) {
     case ScaleLayout::kColumnMajor: return TensorView(data, dtype, {num, num_rows});
     case ScaleLayout::kColumnMajorAligned:
       return TensorView(data, dtype, {num, (num_rows + 3) / 4 * 4});
-    default: return scales.view;
+    default: return view_scales(data, dtype, format.layout, num_rows, num);
   }
 }
 
@@ -140,7 +139,7 @@ void quantize_tensor(const QuantizeOptions& options, const Format& format, const
   } else {
     switchyard::quantize(x, scheme, q, scales.view, Stream::host(), given_view);
   }
-  output.add(name + ".scale", stored_view(format, scales, num_rows, num));
+  output.add(name + ".scale", stored_view(format, scales.memory.data(), num_rows, num));
   output.own(std::move(scales.memory));
   if (!scheme.needs_tensor_scale()) return;
   const Tensor& global = output.own(Tensor(DType::kF32, {1}));
@@ -226,10 +225,10 @@ TensorView scale_rows(const SafetensorsFile& file, const Format& format, const s
   const TensorView stored = file.tensor(name);
   const bool is_tensor = format.is_tensor();
   const std::int64_t num = is_tensor ? 1 : format.scales_of_row(hidden);
-  const std::int64_t wanted = is_tensor ? 1 : num_scale_elements(format.layout, num_rows, num);
-  require(stored.dtype() == format.stored_scale_dtype() && stored.num_elements() == wanted,
-          Errc::kMalformedFile, "{}: {} is {}, must be {} elements of {}", file.path(), name,
-          stored.describe(), wanted, name_of(format.stored_scale_dtype()));
+  const TensorView wanted = is_tensor ? TensorView(stored.data(), format.stored_scale_dtype(), {1})
+                                      : stored_view(format, stored.data(), num_rows, num);
+  require(stored.describe() == wanted.describe(), Errc::kMalformedFile, "{}: {} is {}, must be {}",
+          file.path(), name, stored.describe(), wanted.describe());
   if (is_tensor) return stored;
   const TensorView view = view_scales(stored.data(), stored.dtype(), format.layout, num_rows, num);
   if (format.packs) {

@@ -82,15 +82,22 @@ void check_places(const RunOptions& options) {
           options.dump, error.message());
 }
 
-// Windows and received rows of all ranks, which the exchange would refuse later.
-void check_memory(const RunOptions& options, const ModelConfig& config,
-                  const std::vector<std::int64_t>& first_token) {
+std::vector<std::int64_t> first_tokens(const RunOptions& options, const ModelConfig& config,
+                                       int num_ranks) {
+  return split_tokens(options.split, count_tokens(options, config), num_ranks);
+}
+
+// Windows and received rows of ranks that this command starts, and which so share this host; the
+// exchange would refuse them later.
+void check_memory(const RunOptions& options, int num_ranks) {
+  if (options.device != "cpu") return;
+  const ModelConfig config = read_model_config(options.model);
+  const std::vector<std::int64_t> first_token = first_tokens(options, config, num_ranks);
   std::int64_t max_tokens = 0;
   for (std::size_t r = 1; r < first_token.size(); ++r) {
     max_tokens = std::max(max_tokens, first_token[r] - first_token[r - 1]);
   }
   const RunConfig run_config = make_run_config(options, config, 1.0f, max_tokens);
-  const int num_ranks = static_cast<int>(first_token.size()) - 1;
   std::size_t bytes = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const ExchangeMemory memory =
@@ -107,11 +114,9 @@ void check_before(const RunOptions& options, int num_ranks) {
   even_host_map(num_ranks, options.hosts);  // throws what cannot be
   check_model_folder(options.model);
   const ModelConfig config = read_model_config(options.model);
-  const std::vector<std::int64_t> first_token =
-      split_tokens(options.split, count_tokens(options, config), num_ranks);
+  (void)first_tokens(options, config, num_ranks);  // throws what cannot be
   require_device("run", options.device);
   check_run_input(options, config);
-  if (options.device == "cpu") check_memory(options, config, first_token);
   check_model(options, config);
   check_places(options);
 }
@@ -203,6 +208,10 @@ int run(const CLI::App& verb, const RunOptions& options, char** argv) {
   start.engine = options.engine;
   start.timeout_ms = options.timeout_ms;
   start.check = [&](int num_ranks) { check_before(options, num_ranks); };
+  start.before = [&](int num_ranks) {
+    check_memory(options, num_ranks);
+    return std::vector<std::string>();
+  };
   start.shared = shared_options(verb);
   start.body = [&](const Group& group) { return run_rank(group, options); };
   return start_ranks(start, argv);

@@ -10,10 +10,7 @@ namespace {
 
 class CpuLayer final : public LayerTarget {
  public:
-  explicit CpuLayer(const LayerSetup& setup)
-      : setup_(setup),
-        memory_(prepare_finalize_memory(setup.run_config.kind, setup.run_config.prepare,
-                                        setup.ownership.num_ranks, setup.owner)) {
+  explicit CpuLayer(const LayerSetup& setup) : setup_(setup) {
     const auto& [kind, config, intermediate_scale] = setup.run_config;
     ExpertOptions expert_options{config.scheme};
     if (intermediate_scale) {
@@ -34,9 +31,10 @@ class CpuLayer final : public LayerTarget {
   std::array<std::int64_t, kNumStages> apply(const PrepareArguments& arguments,
                                              const TensorView& output, RankResult* last) override {
     if (last != nullptr) {
-      last->window_bytes = static_cast<std::int64_t>(memory_.window_bytes);
+      const ExchangeMemory memory = kernel_->prepare_finalize().memory();
+      last->window_bytes = static_cast<std::int64_t>(memory.window_bytes);
       last->workspace_bytes =
-          static_cast<std::int64_t>(memory_.receive_bytes + kernel_->workspace_bytes());
+          static_cast<std::int64_t>(memory.receive_bytes + kernel_->workspace_bytes());
       kernel_->set_inspector([&, last](const Prepared& prepared, const TensorView& expert_output) {
         inspect(arguments, prepared, expert_output, *last);
       });

@@ -2,6 +2,7 @@
 
 #include "run_input.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include "core/memory.h"
 #include "core/random.h"
 #include "io/safetensors.h"
+#include "moe/prepare/prepare_recipe.h"
 #include "progress.h"
 #include "quant/bf16.h"
 #include "quant/rows.h"
@@ -64,7 +66,7 @@ class InputFile {
   }
 
   // Reads all of them, so it is done once, before ranks start.
-  void check_ids() const {
+  void check_ids(const RunOptions& options) const {
     if (!topk_ids_.has_value()) return;
     const std::int64_t num_topk = topk_ids_.shape(1);
     for (std::int64_t i = 0; i < num_tokens_ * num_topk; ++i) {
@@ -73,9 +75,23 @@ class InputFile {
               "run: topk_ids[{}, {}] of {} is {}, must be an expert from 0 to {}, or -1 for none",
               i / num_topk, i % num_topk, file_->path(), id, num_experts_ - 1);
     }
+    const PrepareKind kind = *prepare_kind_from_name(options.prepare);
+    if (recipe_of(kind).layout == Layout::kBatched) require_distinct(options.prepare, num_topk);
   }
 
  private:
+  void require_distinct(const std::string& prepare, std::int64_t num_topk) const {
+    for (std::int64_t t = 0; t < num_tokens_; ++t) {
+      const std::int32_t* ids = topk_ids_.as<std::int32_t>() + t * num_topk;
+      for (std::int64_t k = 1; k < num_topk; ++k) {
+        require(ids[k] == -1 || std::find(ids, ids + k, ids[k]) == ids + k, Errc::kInvalidArgument,
+                "run: topk_ids of {} name expert {} twice for token {}, --prepare {} has room for "
+                "it once; use another class",
+                file_->path(), ids[k], t, prepare);
+      }
+    }
+  }
+
   void find(TensorView& view, const char* name, std::int64_t rows, std::int64_t cols,
             DType dtype) const {
     const auto found = file_->find(name);
@@ -208,7 +224,7 @@ std::int64_t count_tokens(const RunOptions& options, const ModelConfig& config) 
 
 void check_run_input(const RunOptions& options, const ModelConfig& config) {
   const std::string path = input_file(options);
-  if (!path.empty()) return InputFile(path, options, config).check_ids();
+  if (!path.empty()) return InputFile(path, options, config).check_ids(options);
   // Tokens and outputs of all ranks, bf16.
   const std::int64_t num_tokens = count_tokens(options, config);
   const auto bytes = static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(config.hidden);

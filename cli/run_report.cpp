@@ -329,7 +329,7 @@ std::string to_json(const RunReport& report) {
   json["host_crossings"] = report.host_crossings;
   json["rows_per_rank"] = report.rows_per_rank;
   json["rows_per_expert"] = report.rows_per_expert;
-  return json.dump() + "\n";
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 void write_output(const std::string& path, const RunReport& report) {

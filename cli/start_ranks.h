@@ -37,6 +37,9 @@ struct RankStart {
 /// Errors: kInvalidArgument; what `check`, `before` and `body` throw.
 int start_ranks(const RankStart& start, char** argv);
 
+/// The file of this program.
+std::string own_program();
+
 /// This program with the arguments of `argv`.
 std::vector<std::string> own_command(char** argv);
 

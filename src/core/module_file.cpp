@@ -12,9 +12,12 @@
 #include "switchyard/version.h"
 
 #include "core/settings.h"
+#include "core/text.h"
 
 namespace switchyard {
 namespace {
+
+constexpr std::size_t kMaxReasonBytes = 600;  // which begins with the path
 
 // The file that this code is in. Of a program the loader knows only argv[0], which need not say
 // where it lies.
@@ -47,12 +50,13 @@ void* load_module_entry(const ModuleFile& file, std::string& why) {
   for (const std::string& path : candidates(setting(file.setting).text, file.name)) {
     void* handle = dlopen(path.c_str(), RTLD_NOW | (file.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (handle == nullptr) {
-      if (!is_there) reason = dlerror();
-      is_there = is_there || std::filesystem::exists(path);
+      if (!is_there) reason = shorten(dlerror(), kMaxReasonBytes);
+      std::error_code ignored;
+      is_there = is_there || std::filesystem::exists(path, ignored);
       continue;
     }
     if (void* address = dlsym(handle, file.entry)) return address;
-    reason = fmt::format("{} has no {}", path, file.entry);
+    reason = fmt::format("{} has no {}", shorten(path, kMaxReasonBytes), file.entry);
   }
   why = fmt::format("the {} module is not there ({}); {} or set {} to its path", file.title, reason,
                     file.how_to_get, file.setting);

@@ -59,6 +59,22 @@ TEST(CheckTest, CasesOfEveryEngineAgree) {
   EXPECT_GE(num_processes, 2);
 }
 
+TEST(CheckTest, RanksPerHostAreThoseOfTheCases) {
+  const CommandResult result = check(
+      SWITCHYARD_CLI,
+      {"--ranks-per-host", "3,1", "--filter", "exchange/local-hosts/*/compact/*", "--json", "-"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  const nlohmann::json json = nlohmann::json::parse(result.output);
+  EXPECT_GE(json["cases"].size(), 4u);
+  for (const auto& one : json["cases"]) {
+    EXPECT_THAT(one["name"].get<std::string>(), HasSubstr("local-hosts/P4/")) << one;
+    EXPECT_EQ(one["bit_equal"], true) << one;
+  }
+  const CommandResult none = check(SWITCHYARD_CLI, {"--ranks-per-host", "3,1", "--engine", "shm"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.error, HasSubstr("leave no case of local-hosts"));
+}
+
 TEST(CheckTest, AMissingFolderIsSaidBeforeAnythingRuns) {
   const CommandResult result = check(SWITCHYARD_CLI, {"--json", "/no/such/file"});
   EXPECT_EQ(result.exit_code, 2);

@@ -24,6 +24,20 @@ CommandResult doctor(std::vector<std::string> arguments) {
   return run_command(arguments, 60 * SWITCHYARD_SLOWDOWN);
 }
 
+// No file has such a name, and nobody reads a line of it.
+TEST(DoctorTest, ModulePathsThatAreTooLongAreCut) {
+  for (const char* setting : {"SWITCHYARD_MPI_MODULE", "SWITCHYARD_CUDA_MODULE"}) {
+    for (const std::size_t num_bytes : {1000u, 100'000u}) {
+      const CommandResult result =
+          run_command({"env", setting + ("=/" + std::string(num_bytes, 'x')), SWITCHYARD_CLI,
+                       "doctor", "--json"});
+      EXPECT_NE(result.exit_code, 3) << result.error.substr(0, 1000);
+      const auto json = nlohmann::json::parse(result.output, nullptr, false);
+      ASSERT_FALSE(json.is_discarded()) << setting;
+    }
+  }
+}
+
 // A machine with two GPUs on which nothing is missing.
 cli::DoctorReport two_gpus() {
   cli::DoctorReport report;

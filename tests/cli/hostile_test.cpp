@@ -121,6 +121,10 @@ TEST(HostileTest, PathsThatLeadNowhereAreUsageErrors) {
        {Arguments{"run", "--model", none}, Arguments{"run", "--model", kModel, "--input", none},
         Arguments{"run", "--model", kModel, "--output", folder.path()},
         Arguments{"run", "--model", kModel, "--output", none + "/x"},
+        Arguments{"run", "--model", kModel, "--output", ""},
+        Arguments{"run", "--model", kModel, "--dump", ""},
+        Arguments{"run", "--model", kModel, "--input", ""}, Arguments{"plan", "--html", ""},
+        Arguments{"bench", "--baseline", ""},
         Arguments{"run", "--model", kModel, "--json", folder.path()},
         Arguments{"quantize", "--in", none, "--out", folder.file("x"), "--scheme", "mxfp8"},
         Arguments{"quantize", "--in", none, "--out", "", "--scheme", "mxfp8"},
@@ -144,6 +148,79 @@ TEST(HostileTest, OutputThatCannotBeWrittenIsAnError) {
       EXPECT_THAT(result.error, EndsWith(last_line));
     }
   }
+}
+
+// What is closed must not become a file or a socket of the command, into which others print.
+TEST(HostileTest, ClosedStandardDescriptorsAreNoFilesOfOurs) {
+  const TempFolder folder;
+  for (const std::string verb :
+       {"bench --ranks 2 --tokens 1 --runs 30 --timeout 5000 --workload ",
+        "run --ranks 2 --tokens 8 --timeout 5000 --model ", "run --tokens 8 --model "}) {
+    const std::string command = SWITCHYARD_CLI " " + verb + kModel;
+    const CommandResult no_output = run_command({"sh", "-c", command + " >&-"});
+    EXPECT_EQ(no_output.exit_code, 3) << no_output.error;
+    EXPECT_THAT(no_output.error, HasSubstr("system: stdout: the output could not be written"));
+    const std::string file = folder.file("out");
+    const CommandResult only_output =
+        run_command({"sh", "-c", command + " --json " + file + " <&- >&- 2>&-"});
+    EXPECT_TRUE(nlohmann::json::accept(read_file(file))) << verb;
+  }
+}
+
+TEST(HostileTest, ReaderThatEndsEarlyIsNoLostRank) {
+  const CommandResult result =
+      run_command({"bash", "-c",
+                   SWITCHYARD_CLI " run --ranks 2 --model " SWITCHYARD_DATA_DIR
+                                  "/tiny-moe | true; exit ${PIPESTATUS[0]}"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.error, HasSubstr("system: stdout: the output could not be written"));
+  EXPECT_THAT(result.error, ::testing::Not(HasSubstr("lost")));
+}
+
+TEST(HostileTest, IgnoredSigchldLosesNoExitCode) {
+  for (const char* ranks : {"1", "2"}) {
+    const CommandResult result =
+        run_command({"env", "--ignore-signal=CHLD", SWITCHYARD_CLI, "run", "--model", kModel,
+                     "--tokens", "8", "--ranks", ranks});
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(result.error, "");
+  }
+}
+
+TEST(HostileTest, PathsThatAreNotUtf8AreReplacedInJsonAndPages) {
+  const TempFolder folder;
+  const std::string model = folder.file("w\xff");
+  std::filesystem::copy(kModel, model);
+  const CommandResult json = command({"plan", "--workload", model, "--hosts", "1", "--json"});
+  EXPECT_EQ(json.exit_code, 0) << json.error;
+  EXPECT_TRUE(nlohmann::json::accept(json.output));
+  EXPECT_TRUE(nlohmann::json::accept(command({"run", "--model", model, "--json"}).output));
+  const std::string page = folder.file("page.html");
+  for (const Arguments& verb :
+       {Arguments{"plan", "--hosts", "1"}, Arguments{"bench", "--tokens", "1", "--runs", "30"}}) {
+    Arguments arguments = verb;
+    arguments.insert(arguments.end(), {"--workload", model, "--html", page});
+    const CommandResult result = command(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_THAT(read_file(page), HasSubstr("w\xEF\xBF\xBD")) << verb[0];
+    EXPECT_THAT(read_file(page), ::testing::Not(HasSubstr("w\xff"))) << verb[0];
+  }
+}
+
+TEST(HostileTest, WithoutProcRanksStillRun) {
+  const auto without = [](const std::string& arguments) {
+    return run_command({"unshare", "-r", "-m", "sh", "-c",
+                        "mount -t tmpfs none /proc && exec " SWITCHYARD_CLI " " + arguments});
+  };
+  if (without("--version").exit_code != 0) GTEST_SKIP() << "no namespaces for this user";
+  const TempFolder folder;
+  const CommandResult result = without("run --tokens 8 --ranks 2 --model " + std::string(kModel) +
+                                       " --json " + folder.file("json"));
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_TRUE(nlohmann::json::accept(read_file(folder.file("json"))));
+  const CommandResult checked = without("check --filter 'exchange/*/P2/compact/*'");
+  EXPECT_EQ(checked.exit_code, 0) << checked.error;
+  EXPECT_THAT(checked.output, HasSubstr("/proc is not mounted"));
 }
 
 TEST(HostileTest, OutputThroughALinkLeavesLinkAndDevice) {
@@ -224,6 +301,11 @@ TEST_F(InputTest, WrongInputIsSaidOnceByTheLauncher) {
   expect(input(DType::kI32, -2, 1), "is -2, must be an expert from 0 to 31, or -1 for none");
   expect(input(DType::kF32, 1, 1), "topk_ids is f32 [4, 4], must be i32 [4, 4]");
   expect(input(DType::kI32, 1, 1, false), "topk_weights is there, but topk_ids is not");
+  expect(input(DType::kI32, 1, 1), "name expert 1 twice for token 0, --prepare low_latency has");
+  EXPECT_EQ(
+      run({"--prepare", "elastic_prefill", "--ranks", "3", "--input", input(DType::kI32, 1, 1)})
+          .exit_code,
+      0);
 }
 
 TEST_F(InputTest, WeightsThatAreNoNumbersAreCounted) {

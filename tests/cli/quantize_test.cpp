@@ -260,7 +260,7 @@ TEST_F(QuantizeFileTest, HostileMetadataIsAMalformedFile) {
   expect_malformed("switchyard.quantized", R"({"w":"i8"})", "says that w was i8");
   expect_malformed("switchyard.quantized", R"({"v":"bf16"})", "v");
   expect_malformed("switchyard.scheme", "fp8_token", "must be a matrix quantized to fp8_token");
-  expect_malformed("author", "x", "w.scale is u8 [5], must be 2 elements of e8m0");
+  expect_malformed("author", "x", "w.scale is u8 [5], must be e8m0 [2, 1]");
   EXPECT_FALSE(std::filesystem::exists(path("never")));
 }
 
