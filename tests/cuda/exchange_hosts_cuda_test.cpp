@@ -2,6 +2,7 @@
 //
 // The exchange between GPUs of several hosts returns the bits of the exchange between CPUs.
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@
 #include "exchange_run.h"
 #include "on_hosts.h"
 #include "support/errors.h"
+#include "support/observe.h"
 #include "support/processes.h"
 
 namespace switchyard {
@@ -52,7 +54,9 @@ struct Suite {
   std::vector<Case> cases;
 };
 
-class SuiteTest : public HostsTest, public ::testing::WithParamInterface<Suite> {};
+std::vector<Suite> suites_of(const Hosts& hosts);
+
+class SuiteTest : public HostsTest, public ::testing::WithParamInterface<Hosts> {};
 
 // Needs no GPU.
 TEST(CpuGroupTest, HasTheHostsOfTheGpus) {
@@ -93,15 +97,24 @@ TEST(HostsAgreementTest, SettingsOfHostsMustBeAlike) {
   disagree([](auto&, auto& o) { o.exact_messages = true; }, "rank 1 has exact_messages true, but");
 }
 
+// All suites in the same processes: CUDA starts once.
 TEST_P(SuiteTest, EqualsTheCpuExchange) {
-  const Suite& suite = GetParam();
-  run_on_hosts(suite.hosts, [&](const Group& group) {
+  run_on_hosts(GetParam(), [&](const Group& group) {
     const Group cpus = make_cpu_group(group);
-    for (Case c : suite.cases) {
-      SCOPED_TRACE(c.name);
-      c.num_ranks = group.size();
-      ExchangeRun(cpus, group, c).run();
-      if (::testing::Test::HasFailure()) return;
+    for (const Suite& suite : suites_of(GetParam())) {
+      SCOPED_TRACE(suite.name);
+      const std::int64_t start = now_ns();
+      for (Case c : suite.cases) {
+        SCOPED_TRACE(c.name);
+        c.num_ranks = group.size();
+        ExchangeRun(cpus, group, c).run();
+        if (::testing::Test::HasFailure()) return;
+      }
+      if (group.rank() == 0) {
+        std::printf("  %s: %zu cases, %.1f s\n", suite.name.c_str(), suite.cases.size(),
+                    seconds_since(start));
+        std::fflush(stdout);
+      }
     }
   });
 }
@@ -343,8 +356,14 @@ std::vector<Suite> suites() {
   return suites;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SuiteTest, testing::ValuesIn(suites()),
-                         [](const auto& each) { return each.param.name; });
+std::vector<Suite> suites_of(const Hosts& hosts) {
+  std::vector<Suite> all = suites();
+  std::erase_if(all, [&](const Suite& suite) { return suite.hosts != hosts; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SuiteTest, testing::Values(kTwo, kTwoTimesTwo, kThreeAndOne, kThree),
+                         [](const auto& each) { return text_of(each.param); });
 
 // Whatever the routing is: half of the tokens have no expert on the other host.
 TEST_F(HostsTest, EveryTokenCrossesToEachHostOnce) {

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <list>
+#include <optional>
 #include <signal.h>
 #include <string>
 #include <vector>
@@ -107,32 +109,52 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"last_of_4_stopped", kThreeAndOne, 3, SIGSTOP, Calls::kReplays}),
     [](const auto& each) { return each.param.name; });
 
-// At some moment of it, or soon after.
+// At some moment of it, or soon after. All delays at once, each with ranks of its own.
 TEST_F(HostsTest, LossDuringSetUpIsAnError) {
+  struct Trial {
+    std::int64_t delay_ns;
+    Shared<std::atomic<int>> num_begun{};
+    Shared<std::atomic<int>> num_busy{};
+    std::optional<RankProcesses> ranks{};
+    std::int64_t begun_ns = 0;
+    std::int64_t lost_ns = 0;
+  };
   for (const int signal : {SIGKILL, SIGSTOP}) {
-    for (const int delay_ms : {50, 200, 400, 800, 1600}) {
-      SCOPED_TRACE("signal " + std::to_string(signal) + " after " + std::to_string(delay_ms));
-      Shared<std::atomic<int>> num_begun;
-      Shared<std::atomic<int>> num_busy;
-      RankProcesses ranks(
+    std::list<Trial> trials;
+    for (const std::int64_t delay_ms : {50, 200, 400, 800, 1600}) {
+      Trial& trial = trials.emplace_back(delay_ms * 1'000'000);
+      trial.ranks.emplace(
           2,
           [&](const Group& group) {
             set_host(kTwo[static_cast<std::size_t>(group.rank())]);
             const cuda::DeviceGuard guard(gpu_of(group.rank()).index);
-            ++*num_begun;
+            ++*trial.num_begun;
             CudaGraph graph;
             ExchangeRank rank(group, fault_config(), {.timeout_ms = kTimeoutMs});
-            exchange_on(group, rank, graph, Calls::kEager, *num_busy);
+            exchange_on(group, rank, graph, Calls::kEager, *trial.num_busy);
           },
           options_of(kTwo, 10'000));
-      wait_until(*num_begun, 2);
-      usleep(static_cast<useconds_t>(delay_ms) * 1000);
-      const std::int64_t start = now_ns();
-      ranks.send_signal(1, signal);
-      const RankOutcome outcome = ranks.wait_for(0);
+    }
+    const Deadline deadline = Deadline::after_ms(60'000);
+    std::size_t num_lost = 0;
+    while (num_lost < trials.size() && !deadline.expired()) {
+      usleep(1000);
+      for (Trial& trial : trials) {
+        if (trial.lost_ns != 0 || *trial.num_begun < 2) continue;
+        if (trial.begun_ns == 0) trial.begun_ns = now_ns();
+        if (now_ns() - trial.begun_ns < trial.delay_ns) continue;
+        trial.lost_ns = now_ns();
+        trial.ranks->send_signal(1, signal);
+        ++num_lost;
+      }
+    }
+    for (Trial& trial : trials) {
+      SCOPED_TRACE(fmt::format("signal {} after {} ns", signal, trial.delay_ns));
+      ASSERT_NE(trial.lost_ns, 0) << "the ranks did not start";
+      const RankOutcome outcome = trial.ranks->wait_for(0);
       ASSERT_TRUE(outcome.error) << "signal " << outcome.signal << ": " << outcome.output;
       EXPECT_THAT(outcome.error->what(), HasSubstr("rank 1"));
-      EXPECT_LT(seconds_since(start), kInTime);
+      EXPECT_LT(seconds_since(trial.lost_ns), kInTime);
     }
   }
 }
