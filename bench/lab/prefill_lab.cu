@@ -1140,7 +1140,7 @@ static int T = 0, nslab = 1, errors = 0;
 static u64 total_bad = 0;
 static FILE* js = nullptr;
 static bool js_first = true;
-static double t_begin, t_limit = 215;
+static double t_begin, t_limit = 175;
 static int num_sms = 132;
 
 static Lay layout(int t) {
@@ -1394,7 +1394,7 @@ static void same_work(int t, int G, int n, bool both_pdl) {
   bool ok = true;
   for (int k = 0; k < 4; ++k) ok &= check(k, k, G, true);
   const double dw = wire_rows * (CB + SB + 68) / 369e3, cw = wire_rows * YB / 369e3;
-  const double dm = (T * (CB + SB + 64.) + all_rows * (CB + SB + 68)) / 2815e3, cm = (2 * all_rows + T) * YB / 2815e3;
+  const double dm = (T * (CB + SB + 64.) + all_rows * (CB + SB + 68)) / 2815e3, cm = (all_rows + T) * YB / 2815e3;
   printf("T %5d  %3d SMs  floors us: dispatch wire %.1f memory %.1f, combine wire %.1f memory %.1f\n", T, G, dw, dm, cw, cm);
   for (int pdl = 1; pdl >= (both_pdl ? 0 : 1); --pdl) {
     printf("  %-7s %9s |", pdl ? "PDL" : "no PDL", "us"); for (int c = 0; c < NC; ++c) printf(" %8s", CV[c].name); printf("   alone\n");
