@@ -41,8 +41,9 @@ void fail_errno(const char* call, const std::string& subject) {
   const int error = errno;
   const bool is_limit = error == ENOMEM || error == EMFILE || error == ENFILE;
   const Errc code = is_limit ? Errc::kOutOfMemory : Errc::kSystem;
-  throw Error(code, fmt::format("{}: {}: {}", call, subject,
-                                std::error_code(error, std::system_category()).message()));
+  throw Error(code, fmt::format("{}: {}: {}{}", call, subject,
+                                std::error_code(error, std::system_category()).message(),
+                                error == EMFILE ? "; raise ulimit -n" : ""));
 }
 
 }  // namespace switchyard

@@ -43,6 +43,8 @@ std::shared_ptr<Engine> host_with_windows(Engine& engine) try {
 
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
+  // Throws what is wrong on this rank alone while it has said nothing: it can try again then.
+  (void)make_exchange_shape(config, group.size(), group.rank());
   require_agreement(group.control(), {Phase::kExchange, "device"}, "exchange",
                     {{"device", options.device.is_cuda() ? "cuda" : "cpu"}});
   if (options.device.is_cuda()) return cuda_module().make_exchange(group, config, options);

@@ -308,7 +308,7 @@ TEST(LauncherTest, WithoutDescriptorsItSaysSo) {
     } catch (const Error& failure) {
       ++num_failures;
       EXPECT_EQ(failure.code(), Errc::kOutOfMemory) << failure.what();
-      EXPECT_THAT(failure.what(), HasSubstr("Too many open files"));
+      EXPECT_THAT(failure.what(), HasSubstr("Too many open files; raise ulimit -n"));
     }
   }
   EXPECT_GT(num_failures, 5);

@@ -4,7 +4,10 @@
 // which names the rank that differs, and continues with the same exchange.
 
 #include <functional>
+#include <string>
+#include <vector>
 
+#include "engine/control.h"
 #include "unit/exchange/small_exchange.h"
 
 namespace switchyard {
@@ -187,20 +190,30 @@ TEST(ExchangeAgreementTest, RanksInDifferentCallsAreNamed) {
   }
 }
 
-// A rank that failed alone and tries again is a step behind the others.
-TEST(ExchangeAgreementTest, RankThatTriesAgainIsNamed) {
+TEST(ExchangeAgreementTest, RankThatFailedAloneMayTryAgain) {
   run_ranks(kNumRanks, [&](const Group& group) {
     if (group.rank() == kOddRank) {
       ExchangeConfig wrong = small_config();
       wrong.hidden = -1;
       expect_invalid("hidden", [&] { Exchange made(group, wrong); });
     }
+    Exchange made(group, small_config());
+    expect_works(made);
+  });
+}
+
+// A rank that is a step behind the others.
+TEST(ExchangeAgreementTest, RanksAtDifferentStepsAreNamed) {
+  run_ranks(kNumRanks, [&](const Group& group) {
+    const char* const step = group.rank() == kOddRank ? "device" : "configuration";
     expect_invalid(
         "exchange: rank 1 is in set-up of an exchange (device), but rank 0 in set-up of an "
         "exchange (configuration)",
-        [&] { Exchange made(group, small_config()); });
-    Exchange made(group, small_config());
-    expect_works(made);
+        [&] {
+          (void)group.control().all_gather_text({Phase::kExchange, step}, "text\n");
+        });
+    const auto texts = group.control().all_gather_text({Phase::kExchange, "same"}, "\n");
+    EXPECT_EQ(texts, std::vector<std::string>(kNumRanks, "\n"));
   });
 }
 
