@@ -27,7 +27,7 @@ class OracleLayer {
   OracleLayer(const RunConfig& config, const ModelConfig& model, const Checkpoint& checkpoint,
               int layer, const std::vector<std::int32_t>& wanted);
 
-  /// The output of each rank of the batch, [T, H] bf16. `hosts` has the host of each.
+  /// The output of each rank of the batch, [T, H]. `hosts` has the host of each.
   std::vector<reference::Table<float>> apply(const reference::Batch& batch,
                                              const std::vector<int>& hosts) const;
 
@@ -42,6 +42,7 @@ class OracleLayer {
   void add_shared(const reference::Table<float>& tokens, reference::Table<float>& output) const;
 
   RunConfig config_;
+  ModelConfig model_;
   MoeLayerWeights weights_;
   std::map<std::int32_t, std::int64_t> index_;  ///< of an expert in weights_
 };

@@ -10,6 +10,7 @@
 #include "global_scale.h"
 #include "moe/prepare/prepare_recipe.h"
 #include "quant/scale_rules.h"
+#include "run_input.h"
 
 namespace switchyard::cli {
 namespace {
@@ -100,6 +101,8 @@ RunConfig make_run_config(const RunOptions& options, const ModelConfig& model, f
   prepare.hidden = model.hidden;
   prepare.max_tokens_per_rank = max_tokens_per_rank;
   prepare.scheme = *scheme_from_name(options.scheme);
+  if (row_dtype(options, model) == DType::kF32) prepare.scheme = {DType::kF32};
+  prepare.combine_scheme = {result_dtype(options, model)};
   if (!options.reduce.empty()) prepare.reduce = *reduce_from_name(options.reduce);
   prepare.expert_alignment = options.alignment;
   prepare.num_micro_batches = options.micro_batches;

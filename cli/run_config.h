@@ -23,6 +23,16 @@ struct RunConfig {
   PrepareFinalizeConfig prepare;
   std::optional<float> intermediate_scale;  ///< absent: dynamic, or the scheme has none
 
+  /// Of results.
+  DType dtype() const { return prepare.combine_scheme.dtype; }
+  /// Of tokens before they are quantized.
+  DType row_dtype() const {
+    return prepare.scheme.is_quantized() ? DType::kBF16 : prepare.scheme.dtype;
+  }
+  /// Of the rows between the two GEMMs.
+  QuantScheme intermediate() const {
+    return prepare.scheme.is_quantized() ? prepare.scheme : QuantScheme{dtype()};
+  }
   Reduce reduce() const;
   QuantScheme wire_scheme() const;
 };

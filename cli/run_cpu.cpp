@@ -12,14 +12,15 @@ class CpuLayer final : public LayerTarget {
  public:
   explicit CpuLayer(const LayerSetup& setup) : setup_(setup) {
     const auto& [kind, config, intermediate_scale] = setup.run_config;
-    ExpertOptions expert_options{config.scheme};
+    ExpertOptions expert_options{setup.run_config.intermediate(), setup.config.activation};
     if (intermediate_scale) {
       expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
     }
     SharedExpert shared;
     if (setup.weights.shared.has_value()) {
       // Shared experts are not dispatched, so nothing is quantized for them.
-      shared.experts = make_experts(setup.options.experts, setup.weights.shared.view(), {});
+      shared.experts = make_experts(setup.options.experts, setup.weights.shared.view(),
+                                    {{setup.run_config.dtype()}});
       shared.gate = setup.weights.shared_gate.view();
     }
     kernel_ = std::make_unique<ModularKernel>(

@@ -71,7 +71,7 @@ CudaLayer::CudaLayer(const LayerSetup& setup)
 std::unique_ptr<ModularKernel> CudaLayer::make_kernel() {
   const auto& [kind, config, intermediate_scale] = setup_.run_config;
   const std::string& name = setup_.options.experts;
-  ExpertOptions expert_options{config.scheme};
+  ExpertOptions expert_options{setup_.run_config.intermediate(), setup_.config.activation};
   if (intermediate_scale) {
     expert_options.intermediate_scale = TensorView::of(&*intermediate_scale, {1});
   }
@@ -132,6 +132,7 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
     const std::int64_t begin = part_begin(num_tokens, count, m);
     const std::int64_t end = part_begin(num_tokens, count, m + 1);
     PrepareArguments part;
+    part.apply_router_weight_on_input = arguments.apply_router_weight_on_input;
     part.hidden = slice_rows(hidden, begin, end);
     part.topk_ids = slice_rows(ids, begin, end);
     part.topk_weights = slice_rows(weights, begin, end);

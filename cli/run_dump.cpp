@@ -48,7 +48,7 @@ void dump_rows(const LayerSetup& setup, const PrepareArguments& arguments,
   const Tensor recv_x(rows.dtype(), {num_rows, rows.shape(1)});
   const Tensor row_scales(has_row_scales ? scales.dtype() : DType::kF32,
                           {num_rows, has_row_scales ? scales.shape(1) : 1});
-  const Tensor returned(DType::kBF16, {num_rows, rows.shape(1)});
+  const Tensor returned(expert_output.dtype(), {num_rows, rows.shape(1)});
   const Tensor sources(DType::kI32, {num_rows, 4});
   const auto copy_row = [](const TensorView& from, std::int64_t row, const Tensor& to,
                            std::int64_t to_row) {

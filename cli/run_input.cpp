@@ -126,10 +126,16 @@ Tensor copy_rows(const TensorView& view, std::int64_t begin, std::int64_t end) {
   return copy;
 }
 
-Tensor as_bf16(const TensorView& view) {
-  Tensor rounded(DType::kBF16, {view.shape(0), view.shape(1)});
-  f32_to_bf16(view.as<float>(), view.num_elements(), rounded.as<std::uint16_t>());
-  return rounded;
+// A copy of rows of bf16 or f32.
+Tensor as_dtype(DType dtype, const TensorView& view) {
+  if (view.dtype() == dtype) return copy_rows(view, 0, view.shape(0));
+  Tensor rows(dtype, {view.shape(0), view.shape(1)});
+  if (dtype == DType::kF32) {
+    bf16_to_f32(view.as<std::uint16_t>(), view.num_elements(), rows.as<float>());
+  } else {
+    f32_to_bf16(view.as<float>(), view.num_elements(), rows.as<std::uint16_t>());
+  }
+  return rows;
 }
 
 // Returns an empty string when the input is random.
@@ -140,14 +146,22 @@ std::string input_file(const RunOptions& options) {
   return std::filesystem::exists(beside) ? beside : "";
 }
 
+DType input_dtype(const RunOptions& options, const ModelConfig& config) {
+  const std::string path = input_file(options);
+  return path.empty() ? DType::kBF16 : InputFile(path, options, config).hidden().dtype();
+}
+
+bool keeps_f32(const RunOptions& options) {
+  return options.scheme == "none" && options.device == "cpu";
+}
+
 RunInput load_file(const std::string& path, const RunOptions& options, const ModelConfig& config,
                    std::int64_t begin, std::int64_t end) {
   const InputFile file(path, options, config);
   RunInput input;
   input.source = path;
   const TensorView hidden = slice_rows(file.hidden(), begin, end);
-  input.hidden =
-      hidden.dtype() == DType::kBF16 ? copy_rows(hidden, 0, end - begin) : as_bf16(hidden);
+  input.hidden = as_dtype(row_dtype(options, config), hidden);
   input.topk_ids = copy_rows(file.topk_ids(), begin, end);
   input.topk_weights = copy_rows(file.topk_weights(), begin, end);
   return input;
@@ -168,6 +182,7 @@ RunInput make_random(const RunOptions& options, const ModelConfig& config, std::
     }
     progress.update(t - begin + 1);
   }
+  input.hidden = as_dtype(row_dtype(options, config), input.hidden);
   return input;
 }
 
@@ -188,6 +203,19 @@ std::vector<std::int64_t> parse_counts(const std::string& text) {
 }
 
 }  // namespace
+
+DType result_dtype(const RunOptions& options, const ModelConfig& config) {
+  return keeps_f32(options) ? input_dtype(options, config) : DType::kBF16;
+}
+
+DType row_dtype(const RunOptions& options, const ModelConfig& config) {
+  const bool weighs_f32 = keeps_f32(options) && config.weighs_input;
+  return weighs_f32 ? DType::kF32 : result_dtype(options, config);
+}
+
+bool rounds_input(const RunOptions& options, const ModelConfig& config) {
+  return !keeps_f32(options) && input_dtype(options, config) == DType::kF32;
+}
 
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
                         std::int64_t end) {

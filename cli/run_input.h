@@ -17,7 +17,7 @@ namespace switchyard::cli {
 /// The tokens of one rank.
 struct RunInput {
   std::string source;   ///< a file, or for example "random, seed 1"
-  Tensor hidden;        ///< [T, H] bf16
+  Tensor hidden;        ///< [T, H] of row_dtype()
   Tensor topk_ids;      ///< [T, K] i32; absent: the router runs
   Tensor topk_weights;  ///< [T, K] f32
 };
@@ -29,6 +29,17 @@ struct RunReference {
   std::string source;                ///< the file
   std::string layer;                 ///< whose output it is, as the file says; empty: it does not
 };
+
+/// What results are: f32 where the input is, with --scheme none on CPUs; else bf16. Errors: those
+/// of count_tokens.
+DType result_dtype(const RunOptions& options, const ModelConfig& config);
+
+/// What tokens are given to the layer as: likewise, and f32 where their weights are applied to
+/// them, since few products are bf16. Errors: those of count_tokens.
+DType row_dtype(const RunOptions& options, const ModelConfig& config);
+
+/// The input is f32, and its tokens are rounded to bf16. Errors: those of count_tokens.
+bool rounds_input(const RunOptions& options, const ModelConfig& config);
 
 /// Returns the number of tokens of all ranks without reading them. Errors: kInvalidArgument (no
 /// such file, fewer than --tokens), kSystem, kMalformedFile (tensors that are missing or do not fit

@@ -12,7 +12,9 @@
 #include "conformance/exchange_values.h"
 #include "core/even_parts.h"
 #include "oracle_layer.h"
-#include "quant/bf16.h"
+#include "quant/bits.h"
+#include "quant/scalar.h"
+#include "reference/batched.h"
 #include "run_report.h"
 
 namespace switchyard::cli {
@@ -56,6 +58,7 @@ class RunOracle {
   std::int64_t first_of(const Part& part, int rank) const;
   Batch batch_of(const Part& part, const Table<float>& sample, std::int64_t stride) const;
   Tensor load_sample(std::int64_t stride) const;
+  void weigh(Tensor& sample, std::int64_t stride) const;
 
   void compare_rows();
   void compare_rows(const Part& part, int rank, const Batch& batch);
@@ -129,14 +132,29 @@ Batch RunOracle::batch_of(const Part& part, const Table<float>& sample, std::int
 
 Tensor RunOracle::load_sample(std::int64_t stride) const {
   if (stride == 1) return load_run_input(trace_.options, model_, 0, num_tokens()).hidden;
-  Tensor sample(DType::kBF16, {(num_tokens() + stride - 1) / stride, std::int64_t{model_.hidden}});
-  const std::size_t row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(std::uint16_t);
+  const DType dtype = config_.row_dtype();
+  Tensor sample(dtype, {(num_tokens() + stride - 1) / stride, std::int64_t{model_.hidden}});
+  const auto row_bytes = static_cast<std::size_t>(model_.hidden * bits_of(dtype) / 8);
   for (std::int64_t i = 0; i < sample.shape(0); ++i) {
     const RunInput input = load_run_input(trace_.options, model_, i * stride, i * stride + 1);
     std::memcpy(sample.as<std::byte>() + static_cast<std::size_t>(i) * row_bytes,
                 input.hidden.data(), row_bytes);
   }
   return sample;
+}
+
+// Tokens as they are sent where their one weight is applied to them.
+void RunOracle::weigh(Tensor& sample, std::int64_t stride) const {
+  std::size_t r = 0;
+  for (std::int64_t i = 0; i < sample.shape(0); ++i) {
+    while (i * stride >= first_token_[r + 1]) ++r;
+    const float weight = trace_.ranks[r].topk_weights.as<float>()[i * stride - first_token_[r]];
+    for (std::int64_t at = i * model_.hidden; at < (i + 1) * model_.hidden; ++at) {
+      const float x = scalar::load(sample.data(), sample.dtype(), at);
+      scalar::store(sample.data(), sample.dtype(), at,
+                    reference::weigh_input(sample.dtype(), x, weight));
+    }
+  }
 }
 
 void RunOracle::compare_rows() {
@@ -146,6 +164,7 @@ void RunOracle::compare_rows() {
   const bool is_dynamic =
       scheme().group == ScaleGroup::kTensor && !config_.prepare.static_scale.has_value();
   if (!is_dynamic || stride_ == 1) sample_ = load_sample(stride_);
+  if (model_.weighs_input && sample_.view().has_value()) weigh(sample_, stride_);
   for (const Part& part : parts()) {
     const Batch batch = batch_of(part, {}, 1);
     for (int r = 0; r < part.num_ranks; ++r) compare_rows(part, r, batch);
@@ -212,11 +231,12 @@ void RunOracle::compare_rows(const Part& part, int rank, const Batch& batch) {
 void RunOracle::compare_bytes(const std::vector<ReceivedRow>& rows, const std::string& where) {
   const auto num_rows = static_cast<std::int64_t>(rows.size());
   const std::int64_t hidden = model_.hidden;
-  Tensor raw(DType::kBF16, {num_rows, hidden});
+  Tensor raw(config_.row_dtype(), {num_rows, hidden});
+  const std::int64_t row_bytes = hidden * bits_of(raw.dtype()) / 8;
   for (std::int64_t i = 0; i < num_rows; ++i) {
     const std::int64_t token = rows[static_cast<std::size_t>(i)].token;
-    std::copy_n(sample_.as<std::uint16_t>() + token / stride_ * hidden, hidden,
-                raw.as<std::uint16_t>() + i * hidden);
+    std::copy_n(sample_.as<std::byte>() + token / stride_ * row_bytes, row_bytes,
+                raw.as<std::byte>() + i * row_bytes);
   }
   conformance::Bytes codes(raw.as<std::byte>(), raw.as<std::byte>() + raw.view().num_bytes());
   conformance::Bytes scales;
@@ -306,11 +326,13 @@ void RunOracle::compare_results() {
 }
 
 void RunOracle::compare_result(std::int64_t token, std::span<const float> want) {
-  const std::uint16_t* got = trace_.output.as<std::uint16_t>() + token * model_.hidden;
+  const DType dtype = trace_.output.dtype();
   ++report_.compared_tokens;
   for (std::size_t h = 0; h < want.size(); ++h) {
-    const float value = f32_from_bf16(got[h]);
-    const bool is_equal = got[h] == bf16_from_f32(want[h]);
+    const float value = scalar::load(trace_.output.data(), dtype,
+                                     token * model_.hidden + static_cast<std::int64_t>(h));
+    const bool is_equal =
+        bits_from_f32(value) == bits_from_f32(reference::round_to(dtype, want[h]));
     if (is_equal || (std::isnan(value) && std::isnan(want[h]))) continue;
     if (report_.bound == 0 || std::isnan(value) || std::isnan(want[h])) {
       return differ(fmt::format("element {} of the result of token {} is {}, must be {}", h, token,

@@ -68,7 +68,7 @@ class LayerRun {
     weights_ =
         load_moe_layer(checkpoint, config_, options.layer, first_expert_, ownership_.count(rank));
     make_layer(rank);
-    output_ = Tensor(DType::kBF16, {num_tokens(), std::int64_t{config_.hidden}});
+    output_ = Tensor(run_config_.dtype(), {num_tokens(), std::int64_t{config_.hidden}});
   }
 
   RankResult run();
@@ -116,6 +116,7 @@ float LayerRun::magnitude() const {
 std::int64_t LayerRun::route() {
   const std::int64_t start = now_ns();
   arguments_.hidden = input_.hidden;
+  arguments_.apply_router_weight_on_input = config_.weighs_input;
   arguments_.topk_ids = input_.topk_ids;
   arguments_.topk_weights = input_.topk_weights;
   if (!input_.topk_ids.view().has_value()) {

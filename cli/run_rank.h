@@ -31,7 +31,7 @@ struct RankResult {
   std::string input_source;
   bool has_routing = false;               ///< the input says which experts
   std::vector<std::int64_t> first_token;  ///< P + 1 numbers
-  Tensor output;                          ///< [T, H] bf16, this rank's tokens
+  Tensor output;                          ///< [T, H], this rank's tokens
   Tensor topk_ids;                        ///< [T, K] i32 of its tokens
   Tensor topk_weights;                    ///< [T, K] f32
   std::vector<ReceivedRow> received;      ///< of its experts; not on GPUs

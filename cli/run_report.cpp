@@ -15,7 +15,7 @@
 #include "group_hosts.h"
 #include "io/safetensors.h"
 #include "measure/gather.h"
-#include "quant/bf16.h"
+#include "quant/scalar.h"
 
 namespace switchyard::cli {
 namespace {
@@ -39,7 +39,7 @@ struct RecordLayout {
   std::size_t received = 0;  ///< offset of the ReceivedRows
   std::size_t ids = 0;       ///< offset of [T, K] i32
   std::size_t weights = 0;   ///< offset of [T, K] f32
-  std::size_t output = 0;    ///< offset of [T, H] bf16
+  std::size_t output = 0;    ///< offset of [T, H]
   std::size_t bytes = 0;
 };
 
@@ -56,7 +56,8 @@ RecordLayout record_layout(const RankResult& result, std::size_t max_received) {
   const auto choices = static_cast<std::size_t>(most * result.config.num_topk());
   layout.weights = layout.ids + choices * sizeof(std::int32_t);
   layout.output = layout.weights + choices * sizeof(float);
-  layout.bytes = layout.output + static_cast<std::size_t>(most * result.config.hidden) * 2;
+  const std::int64_t row_bytes = result.config.hidden * bits_of(result.output.dtype()) / 8;
+  layout.bytes = layout.output + static_cast<std::size_t>(most * row_bytes);
   return layout;
 }
 
@@ -138,7 +139,7 @@ void compare_with_reference(RunReport& report, const RunReference& given) {
   double max_abs = 0;
   for (std::int64_t i = 0; i < reference.view().num_elements(); ++i) {
     const double want = reference.as<float>()[i];
-    const double off = f32_from_bf16(report.output.as<std::uint16_t>()[i]) - want;
+    const double off = scalar::load(report.output.data(), report.output.dtype(), i) - want;
     error += off * off;
     norm += want * want;
     max_abs = std::isnan(off) ? off : std::max(max_abs, std::abs(off));
@@ -167,9 +168,9 @@ void read_record(RunReport& report, const std::byte* from, const RecordLayout& l
     std::memcpy(&rows, from + layout.experts + e * sizeof(rows), sizeof(rows));
     report.rows_per_expert[e] += rows;
   }
-  const std::int64_t hidden = report.config.hidden;
-  std::memcpy(report.output.as<std::uint16_t>() + first_token * hidden, from + layout.output,
-              static_cast<std::size_t>(num_tokens * hidden) * 2);
+  const std::int64_t row_bytes = report.config.hidden * bits_of(report.output.dtype()) / 8;
+  std::memcpy(report.output.as<std::byte>() + first_token * row_bytes, from + layout.output,
+              static_cast<std::size_t>(num_tokens * row_bytes));
 }
 
 }  // namespace
@@ -206,9 +207,12 @@ std::int64_t RunReport::wire_bytes() const {
   return bytes;
 }
 
-bool RunReport::is_ok() const {
-  return oracle.is_ok() && (!is_judged() || *rel_l2 <= rel_l2_bound(options.scheme));
+double RunReport::bound() const {
+  constexpr double kF32Bound = 1e-5;
+  return output.dtype() == DType::kF32 ? kF32Bound : rel_l2_bound(options.scheme);
 }
+
+bool RunReport::is_ok() const { return oracle.is_ok() && (!is_judged() || *rel_l2 <= bound()); }
 
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
   const double received =
@@ -229,7 +233,9 @@ RunReport gather_report(const Group& group, const RunOptions& options, const Ran
     report.has_routing = result.has_routing;
     report.num_ranks = group.size();
     report.num_tokens = result.first_token.back();
-    report.output = Tensor(DType::kBF16, {report.num_tokens, std::int64_t{result.config.hidden}});
+    report.output =
+        Tensor(result.output.dtype(), {report.num_tokens, std::int64_t{result.config.hidden}});
+    report.rounds_input = rounds_input(options, result.config);
     report.rows_per_expert.assign(result.expert_rows.size(), 0);
     for (const char* name : kStageNames) report.stages.push_back({name, {}, 0});
   }
@@ -310,8 +316,7 @@ std::string to_json(const RunReport& report) {
   };
   json["wire_bytes"] = bytes(report.wire_bytes());
   json["rel_l2"] = number(report.rel_l2);
-  json["bound"] = number(report.is_judged() ? std::optional(rel_l2_bound(report.options.scheme))
-                                            : std::nullopt);
+  json["bound"] = number(report.is_judged() ? std::optional(report.bound()) : std::nullopt);
   json["max_abs"] = number(report.max_abs);
   json["bad_weights"] = report.num_bad_weights;
   json["check"] = to_json(report.oracle);

@@ -47,7 +47,8 @@ struct RunReport {
   int num_ranks = 1;
   int num_hosts = 1;  ///< between which rows are counted
   std::int64_t num_tokens = 0;
-  Tensor output;  ///< [T, H] bf16, input order
+  Tensor output;              ///< [T, H] bf16 or f32, input order
+  bool rounds_input = false;  ///< tokens are f32 in the input and were rounded to bf16
   std::vector<StageReport> stages;
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;
@@ -65,6 +66,7 @@ struct RunReport {
 
   /// rel_l2 is information where the scheme is not none: then the reference is not quantized.
   bool is_judged() const { return rel_l2.has_value() && options.scheme == "none"; }
+  double bound() const;  ///< on rel_l2
   bool is_ok() const;
   bool is_on_gpus() const { return options.device == "cuda"; }
   std::int64_t wire_bytes() const;  ///< summed over stages and ranks

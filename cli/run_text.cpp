@@ -50,8 +50,8 @@ std::string header(const RunReport& report) {
   std::string text = fmt::format("switchyard {} on {}\n", version(), processor_text());
   text += fmt::format(
       "model    {} ({}) layer {}: hidden {}, {} experts, top-{}, intermediate {}{}\n",
-      report.options.model, config.family->name, report.layer, config.hidden,
-      config.num_experts(), config.num_topk(), config.moe_intermediate,
+      report.options.model, config.family->name, report.layer, config.hidden, config.num_experts(),
+      config.num_topk(), config.moe_intermediate,
       config.shared_intermediate > 0 ? fmt::format(", shared {}", config.shared_intermediate) : "");
   const int parts = report.options.micro_batches;
   text +=
@@ -142,9 +142,16 @@ std::string placement_text(const RunReport& report) {
 }
 
 std::string notes(const RunReport& report) {
-  if (report.num_bad_weights == 0) return {};
-  return fmt::format("note: {} topk_weights of the input are NaN or infinite\n",
-                     report.num_bad_weights);
+  std::string text;
+  if (report.num_bad_weights > 0) {
+    text += fmt::format("note: {} topk_weights of the input are NaN or infinite\n",
+                        report.num_bad_weights);
+  }
+  if (report.rounds_input) {
+    text +=
+        "note: hidden_states is f32 and was rounded to bf16; --scheme none on CPUs keeps it f32\n";
+  }
+  return text;
 }
 
 // What was compared with the reference implementation, which quantizes as the run does.
@@ -181,11 +188,10 @@ std::string accuracy(const RunReport& report) {
                        report.layer, report.reference_source, report.other_layer);
   }
   if (!report.rel_l2) return "accuracy: the input has no reference output\n";
-  const std::string verdict =
-      !report.is_judged()
-          ? " (for information: ref is not quantized)"
-          : fmt::format(", bound {:.1e}: {}", rel_l2_bound(report.options.scheme),
-                        *report.rel_l2 <= rel_l2_bound(report.options.scheme) ? "ok" : "WRONG");
+  const std::string verdict = !report.is_judged()
+                                  ? " (for information: ref is not quantized)"
+                                  : fmt::format(", bound {:.1e}: {}", report.bound(),
+                                                *report.rel_l2 <= report.bound() ? "ok" : "WRONG");
   return fmt::format("accuracy: ||out - ref|| / ||ref|| = {:.3e}, max |out - ref| = {:.3e}{}\n",
                      *report.rel_l2, *report.max_abs, verdict);
 }

@@ -58,11 +58,11 @@ nb::tuple select(nb::handle logits_array, std::int32_t num_topk, nb::handle bias
                             .num_topk = num_topk,
                             .scoring = enum_from<Scoring>(scoring),
                             .norm_topk_prob = norm_topk_prob,
-                            .norm_min = norm_min,
                             .routed_scaling_factor = routed_scaling_factor,
                             .group_selection = enum_from<GroupSelection>(group_selection),
                             .num_groups = num_groups,
                             .topk_groups = topk_groups,
+                            .norm_min = norm_min,
                             .bias_on_logits = bias_on_logits,
                             .jitter = jitter};
   PyTensor ids = arrays.allocate(DType::kI32, {logits.shape(0), num_topk});

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// expert_tensors.h: reads single tensors and stacks of expert projections from a checkpoint, with
-// their shapes and dtypes checked against what config.json states.
+// expert_tensors.h: reads the projections of experts that have tensors of their own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "switchyard/tensor.h"
 
@@ -29,18 +26,5 @@ struct MlpSizes {
 void load_separate_experts(const Checkpoint& checkpoint, std::span<const std::string> modules,
                            const TensorNames& names, const MlpSizes& sizes, std::size_t num_local,
                            ExpertTensors& out);
-
-/// All experts' projections in two tensors, BLOCK + names.gate and BLOCK + names.down.
-void load_fused_experts(const Checkpoint& checkpoint, const std::string& block,
-                        const TensorNames& names, const MlpSizes& sizes, std::int64_t num_experts,
-                        std::span<const std::int32_t> expert_ids, ExpertTensors& out);
-
-/// A tensor of bf16, f16 or f32.
-Tensor load_plain(const Checkpoint& checkpoint, const std::string& name,
-                  std::initializer_list<std::int64_t> shape);
-
-/// The same, or e8m0, as f32.
-Tensor load_widened(const Checkpoint& checkpoint, const std::string& name,
-                    std::initializer_list<std::int64_t> shape);
 
 }  // namespace switchyard

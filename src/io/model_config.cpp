@@ -55,19 +55,33 @@ const ModelFamily& detect_family(const JsonObject& object, const JsonObject& who
        describe_type(whole), inner, known_model_types());
 }
 
+// A number from 1, or a list of them, one for each layer, that are equal (HunYuan).
+std::int32_t read_of_every_layer(const JsonObject& object, const char* key, std::int32_t max) {
+  if (!object.has(key) || !object.value(key).is_array()) return object.integer(key, 1, max);
+  const nlohmann::json& list = object.value(key);
+  const std::string want = fmt::format("a number from 1 to {}, or a list of equal ones", max);
+  if (list.empty() || !list.front().is_number_unsigned() || list.front() < 1u || list.front() > max)
+    object.refuse(key, want);
+  for (const nlohmann::json& number : list) {
+    if (number != list.front()) object.refuse(key, want);
+  }
+  return list.front().get<std::int32_t>();
+}
+
 // Older and newer configs use different keys for the number of experts; those present must agree.
 std::int32_t read_num_experts(const JsonObject& object, const ConfigKeys& keys) {
   const char* first = nullptr;
   for (const char* key : keys.num_experts) {
     if (key == nullptr || !object.has(key)) continue;
-    const std::int32_t num_experts = object.integer(key, 1, kMaxModelExperts);
+    const std::int32_t num_experts = read_of_every_layer(object, key, kMaxModelExperts);
     if (first == nullptr) {
       first = key;
-    } else if (num_experts != object.integer(first, 1, kMaxModelExperts)) {
+    } else if (num_experts != read_of_every_layer(object, first, kMaxModelExperts)) {
       object.refuse(key, fmt::format("the same as {}", first));
     }
   }
-  return object.integer(first == nullptr ? keys.num_experts[0] : first, 1, kMaxModelExperts);
+  return read_of_every_layer(object, first == nullptr ? keys.num_experts[0] : first,
+                             kMaxModelExperts);
 }
 
 void read_quantization(const JsonObject& object, const std::string& file, ModelConfig& config) {
@@ -75,12 +89,16 @@ void read_quantization(const JsonObject& object, const std::string& file, ModelC
   const std::string place = file + ": quantization_config";
   const JsonObject quantization(object.value("quantization_config"), place, kFunction);
   const std::string method = quantization.text_or("quant_method", "");
+  const bool reads_mxfp4 = std::ranges::any_of(config.family->names, &TensorNames::is_mxfp4);
+  config.has_mxfp4_weights = reads_mxfp4 && method == "mxfp4";
+  if (config.has_mxfp4_weights) return;
   require(method == "fp8", Errc::kNotSupported,
-          "read_model_config: {}: quantization_config has quant_method {}, want \"fp8\"; "
+          "read_model_config: {}: quantization_config has quant_method {}, want \"fp8\"{}; "
           "dequantize the checkpoint first",
-          file, quantization.has("quant_method") ? quote(method) : "absent");
+          file, quantization.has("quant_method") ? quote(method) : "absent",
+          reads_mxfp4 ? " or \"mxfp4\"" : "");
   const std::string format = quantization.text_or("fmt", "e4m3");
-  require(format == "e4m3", Errc::kNotSupported,
+  require(format == "e4m3" || format == "float8_e4m3fn", Errc::kNotSupported,
           "read_model_config: {}: quantization_config has fmt {}, want \"e4m3\"", file,
           quote(format));
   const nlohmann::json want = {128, 128};
@@ -103,9 +121,9 @@ void check_expert_mlp(const JsonObject& object, const std::string& file) {
           "read_model_config: {}: mlp_bias is true, want experts without biases", file);
 }
 
-void check_router(const RouterConfig& router, const std::string& file) {
+void check_router(const RouterConfig& router, const ConfigKeys& keys, const std::string& file) {
   require(router.num_topk <= router.num_experts, Errc::kMalformedFile,
-          "read_model_config: {}: num_experts_per_tok is {}, but there are {} experts", file,
+          "read_model_config: {}: {} is {}, but there are {} experts", file, keys.num_topk,
           router.num_topk, router.num_experts);
   if (router.group_selection == GroupSelection::kNone) return;
   require(router.num_experts % router.num_groups == 0, Errc::kMalformedFile,
@@ -143,14 +161,15 @@ ModelConfig parse_model_config(std::string_view text, const std::string& file) {
   config.num_layers = object.integer("num_hidden_layers", 1, kMaxModelLayers);
   config.hidden = object.integer("hidden_size", 1, kMaxModelSize);
   config.moe_intermediate = object.integer(keys.intermediate, 1, kMaxModelSize);
-  config.router.num_topk = object.integer(keys.num_topk, 1, kMaxTopk);
+  config.router.num_topk = read_of_every_layer(object, keys.num_topk, kMaxTopk);
   config.router.num_experts = read_num_experts(object, keys);
   check_expert_mlp(object, file);
   config.family->routing(object, config);
   config.family->layers(object, config);
   if (config.family->shared != nullptr) config.family->shared(object, config);
+  if (config.family->experts != nullptr) config.family->experts(object, config);
   read_quantization(object.has("quantization_config") ? object : whole, file, config);
-  check_router(config.router, file);
+  check_router(config.router, keys, file);
   require(!config.moe_layers.empty(), Errc::kMalformedFile,
           "read_model_config: {}: all {} layers are dense, want an MoE layer", file,
           config.num_layers);

@@ -22,12 +22,54 @@ constexpr TensorNames kQwenNames{.shared = "shared_expert"};
 constexpr TensorNames kMixtralNames{
     .block = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2"};
 
+constexpr TensorNames kErnieNames{.router_bias = "moe_statics.e_score_correction_bias"};
+constexpr TensorNames kGptOssNames{.router = "router.weight",
+                                   .router_bias = "router.bias",
+                                   .gate = "experts.gate_up_proj",
+                                   .up = nullptr,
+                                   .down = "experts.down_proj",
+                                   .is_interleaved = true};
+constexpr TensorNames kGraniteNames{.block = "block_sparse_moe",
+                                    .router = "router.layer.weight",
+                                    .gate = "input_linear.weight",
+                                    .up = nullptr,
+                                    .down = "output_linear.weight"};
+constexpr TensorNames kHunYuanNames{.router = "gate.wg.weight", .shared = "shared_mlp"};
+constexpr TensorNames kLlama4Names{.block = "feed_forward",
+                                   .router = "router.weight",
+                                   .gate = "experts.gate_up_proj",
+                                   .up = nullptr,
+                                   .down = "experts.down_proj",
+                                   .shared = "shared_expert"};
+
 // transformers 5 keeps all experts of a layer in two tensors, in a block that it calls mlp.
 constexpr TensorNames fused(TensorNames names) {
   names.block = "mlp";
   names.gate = "experts.gate_up_proj";
   names.up = nullptr;
   names.down = "experts.down_proj";
+  return names;
+}
+
+constexpr TensorNames with_router(TensorNames names, const char* router) {
+  names.router = router;
+  return names;
+}
+
+constexpr TensorNames with_router_bias(TensorNames names, const char* bias) {
+  names.router_bias = bias;
+  return names;
+}
+
+constexpr TensorNames mxfp4(TensorNames names) {
+  names.is_mxfp4 = true;
+  return names;
+}
+
+// Granite keeps its block's name.
+constexpr TensorNames fused_granite() {
+  TensorNames names = with_router(fused(kGraniteNames), "router.weight");
+  names.block = kGraniteNames.block;
   return names;
 }
 
@@ -136,14 +178,79 @@ constexpr ModelFamily kFamilies[] = {
      .names = {kQwenNames, fused(kQwenNames)}},
     // Softmax over the chosen logits alone equals softmax over all logits, renormalized.
     {.name = "mixtral",
-     .model_types = {"mixtral"},
-     .architectures = {"MixtralForCausalLM"},
+     .model_types = {"mixtral", "minimax"},
+     .architectures = {"MixtralForCausalLM", "MiniMaxForCausalLM"},
      .keys = kMixtralKeys,
      .defaults = {.norm_topk_prob = true, .reads_norm = false},
      .routing = read_softmax_routing,
      .layers = read_every_layer,
      .shared = nullptr,
      .names = {kMixtralNames, fused(kMixtralNames)}},
+    {.name = "granitemoe",
+     .model_types = {"granitemoe"},
+     .architectures = {"GraniteMoeForCausalLM"},
+     .keys = kMixtralKeys,
+     .defaults = {.norm_topk_prob = true, .reads_norm = false},
+     .routing = read_softmax_routing,
+     .layers = read_every_layer,
+     .shared = nullptr,
+     .names = {kGraniteNames, fused_granite()}},
+    {.name = "hunyuan_v1_moe",
+     .model_types = {"hunyuan_v1_moe"},
+     .architectures = {"HunYuanMoEV1ForCausalLM"},
+     .keys = {.num_topk = "moe_topk", .intermediate = "intermediate_size"},
+     .defaults = {.norm_topk_prob = true, .reads_norm = false},
+     .routing = read_softmax_routing,
+     .layers = read_every_layer,
+     .shared = read_one_shared,
+     .names = {kHunYuanNames, fused(kHunYuanNames)}},
+    {.name = "ernie4_5_moe",
+     .model_types = {"ernie4_5_moe"},
+     .architectures = {"Ernie4_5_MoeForCausalLM"},
+     .keys = {.num_experts = {"moe_num_experts", "num_experts", nullptr}, .num_topk = "moe_k"},
+     .defaults = {.norm_topk_prob = true, .reads_norm = false},
+     .routing = read_ernie_routing,
+     .layers = read_layer_range,
+     .shared = read_ernie_shared,
+     .names = {kErnieNames,
+               with_router_bias(fused(kErnieNames), "gate.moe_statics.e_score_correction_bias")}},
+    {.name = "minimax_m2",
+     .model_types = {"minimax_m2"},
+     .architectures = {"MiniMaxM2ForCausalLM"},
+     .keys = kMixtralKeys,
+     .defaults = {.norm_topk_prob = true, .reads_norm = false},
+     .routing = read_minimax_m2_routing,
+     .layers = read_every_layer,
+     .shared = nullptr,
+     .names = {with_router_bias(kMixtralNames, "e_score_correction_bias"),
+               with_router_bias(fused(kMixtralNames), "e_score_correction_bias")}},
+    {.name = "phimoe",
+     .model_types = {"phimoe"},
+     .architectures = {"PhimoeForCausalLM", "PhiMoEForCausalLM"},
+     .keys = kMixtralKeys,
+     .routing = read_sparse_mixer_routing,
+     .layers = read_every_layer,
+     .shared = nullptr,
+     .names = {kMixtralNames, with_router(fused(kMixtralNames), "router.weight")}},
+    {.name = "gpt_oss",
+     .model_types = {"gpt_oss"},
+     .architectures = {"GptOssForCausalLM"},
+     .keys = kMixtralKeys,
+     .defaults = {.norm_topk_prob = true, .reads_norm = false},
+     .routing = read_biased_logits_routing,
+     .layers = read_every_layer,
+     .shared = nullptr,
+     .experts = read_clamped_experts,
+     .names = {kGptOssNames, mxfp4(kGptOssNames)}},
+    {.name = "llama4",
+     .model_types = {"llama4_text", "llama4"},
+     .architectures = {"Llama4ForCausalLM", "Llama4ForConditionalGeneration"},
+     .keys = kMixtralKeys,
+     .routing = read_llama4_routing,
+     .layers = read_moe_layers,
+     .shared = read_one_shared,
+     .experts = read_weighed_input,
+     .names = {kLlama4Names}},
 };
 
 constexpr ModelFamily kTinyMoe{.name = "tiny_moe",

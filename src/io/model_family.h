@@ -44,13 +44,15 @@ struct FamilyDefaults {
 struct TensorNames {
   const char* block = "mlp";
   const char* router = "gate.weight";
-  const char* router_bias = "gate.e_score_correction_bias";
+  const char* router_bias = "gate.e_score_correction_bias";  ///< [E] or [1, E]
   /// Projections of expert E, each "experts.E.NAME.weight". Where `up` is null all experts are in
   /// two tensors: `gate`, [E, 2I, H], gate before up, and `down`, [E, H, I]; both may be transposed
   /// in their last two dimensions, which the shapes tell.
   const char* gate = "gate_proj";
   const char* up = "up_proj";
   const char* down = "down_proj";
+  bool is_interleaved = false;            ///< of fused experts: rows of gate and up alternate
+  bool is_mxfp4 = false;                  ///< of fused experts: each in NAME_blocks and NAME_scales
   const char* shared = "shared_experts";  ///< module of the shared experts
   const char* shared_gate = "shared_expert_gate.weight";
 
@@ -70,8 +72,9 @@ struct ModelFamily {
   ConfigRule routing;  ///< sets config.router and has_router_bias
   ConfigRule layers;   ///< sets config.moe_layers
   ConfigRule shared;   ///< sets shared_intermediate and has_shared_gate; null: no shared expert
-  TensorNames names[2] =
-      {};  ///< as published, and with fused experts as transformers 5 writes them
+  ConfigRule experts = nullptr;  ///< sets activation, has_expert_bias, weighs_input; null: defaults
+  /// As published, and with fused experts as transformers 5 writes them.
+  TensorNames names[2] = {};
 };
 
 /// The family that has this model_type, or null.

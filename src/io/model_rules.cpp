@@ -63,20 +63,39 @@ void read_groups(const JsonObject& object, ModelConfig& config) {
   router.topk_groups = read_group_count(object, "topk_group", defaults.topk_groups);
 }
 
-std::vector<std::int32_t> read_dense_layers(const JsonObject& object) {
+// Empty when the key is absent.
+std::vector<std::int32_t> read_layer_list(const JsonObject& object, const char* key) {
   std::vector<std::int32_t> layers;
-  if (!object.has("mlp_only_layers")) return layers;
-  const nlohmann::json& list = object.value("mlp_only_layers");
-  if (!list.is_array()) object.refuse("mlp_only_layers", "an array of layers");
+  if (!object.has(key)) return layers;
+  const nlohmann::json& list = object.value(key);
+  if (!list.is_array()) object.refuse(key, "an array of layers");
   for (const nlohmann::json& layer : list) {
     if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= kMaxModelLayers) {
-      object.refuse("mlp_only_layers",
-                    fmt::format("whole numbers from 0, not {}", describe_json(layer)));
+      object.refuse(key, fmt::format("whole numbers from 0, not {}", describe_json(layer)));
     }
     layers.push_back(layer.get<std::int32_t>());
   }
   std::sort(layers.begin(), layers.end());
   return layers;
+}
+
+float read_number(const JsonObject& object, const char* key, double absent, double min,
+                  double max) {
+  object.refuse_null(key);
+  const double number = object.number_or(key, absent);
+  if (!(number >= min && number <= max)) {
+    object.refuse(key, fmt::format("a number from {} to {}", min, max));
+  }
+  return static_cast<float>(number);
+}
+
+void set_shared(const JsonObject& object, const char* key, std::int32_t num_shared,
+                ModelConfig& config) {
+  const std::int64_t total = std::int64_t{num_shared} * config.moe_intermediate;
+  if (total > kMaxModelSize) {
+    object.refuse(key, fmt::format("at most {} elements in all shared experts", kMaxModelSize));
+  }
+  config.shared_intermediate = static_cast<std::int32_t>(total);
 }
 
 }  // namespace
@@ -100,6 +119,39 @@ void read_deepseek_v2_routing(const JsonObject& object, ModelConfig& config) {
 
 void read_softmax_routing(const JsonObject& object, ModelConfig& config) {
   config.router.norm_topk_prob = read_norm(object, config);
+}
+
+void read_biased_logits_routing(const JsonObject& object, ModelConfig& config) {
+  read_softmax_routing(object, config);
+  config.has_router_bias = true;
+  config.router.bias_on_logits = true;
+}
+
+void read_ernie_routing(const JsonObject& object, ModelConfig& config) {
+  read_softmax_routing(object, config);
+  config.has_router_bias = true;
+  config.router.norm_min = read_number(object, "moe_norm_min", 1e-12, 0.0, 1e6);
+}
+
+void read_llama4_routing(const JsonObject& object, ModelConfig& config) {
+  config.router.scoring = Scoring::kSigmoid;
+  if (config.router.num_topk != 1) {
+    object.refuse(config.family->keys.num_topk, "1: the weight is applied to the input");
+  }
+}
+
+void read_minimax_m2_routing(const JsonObject& object, ModelConfig& config) {
+  config.router.scoring = Scoring::kSigmoid;
+  config.router.norm_topk_prob = read_norm(object, config);
+  config.has_router_bias = true;
+}
+
+void read_sparse_mixer_routing(const JsonObject& object, ModelConfig& config) {
+  config.router.scoring = Scoring::kSparseMixer;
+  config.router.jitter = read_number(object, "router_jitter_noise", 0.01, 0.0, 1e6);
+  if (config.router.num_topk != 2) {
+    object.refuse(config.family->keys.num_topk, "2, as sparsemixer chooses");
+  }
 }
 
 void read_tiny_routing(const JsonObject& object, ModelConfig& config) {
@@ -126,7 +178,7 @@ void read_dense_first(const JsonObject& object, ModelConfig& config) {
 void read_sparse_step(const JsonObject& object, ModelConfig& config) {
   object.refuse_null("decoder_sparse_step");
   const std::int32_t step = object.integer_or("decoder_sparse_step", 1, 1, kMaxModelLayers);
-  const std::vector<std::int32_t> dense = read_dense_layers(object);
+  const std::vector<std::int32_t> dense = read_layer_list(object, "mlp_only_layers");
   for (std::int32_t layer = 0; layer < config.num_layers; ++layer) {
     if ((layer + 1) % step != 0) continue;
     if (std::binary_search(dense.begin(), dense.end(), layer)) continue;
@@ -134,16 +186,40 @@ void read_sparse_step(const JsonObject& object, ModelConfig& config) {
   }
 }
 
+void read_moe_layers(const JsonObject& object, ModelConfig& config) {
+  config.moe_layers = read_layer_list(object, "moe_layers");
+  if (object.has("moe_layers")) {
+    if (!config.moe_layers.empty() && config.moe_layers.back() >= config.num_layers) {
+      object.refuse("moe_layers", fmt::format("layers below {}", config.num_layers));
+    }
+    return;
+  }
+  constexpr const char* kKey = "interleave_moe_layer_step";
+  object.refuse_null(kKey);
+  const std::int32_t step = object.integer_or(kKey, 1, 1, kMaxModelLayers);
+  for (std::int32_t layer = step - 1; layer < config.num_layers; layer += step) {
+    config.moe_layers.push_back(layer);
+  }
+}
+
+void read_layer_range(const JsonObject& object, ModelConfig& config) {
+  for (const char* key : {"moe_layer_interval", "moe_layer_start_index", "moe_layer_end_index"}) {
+    object.refuse_null(key);
+  }
+  const std::int32_t step = object.integer_or("moe_layer_interval", 1, 1, kMaxModelLayers);
+  const std::int32_t first = object.integer_or("moe_layer_start_index", 1, 0, kMaxModelLayers);
+  const std::int32_t last = object.integer_or("moe_layer_end_index", -1, -1, kMaxModelLayers);
+  const std::int32_t end = last == -1 ? config.num_layers : std::min(last + 1, config.num_layers);
+  for (std::int32_t layer = first; layer < end; ++layer) {
+    if ((layer + 1) % step == 0) config.moe_layers.push_back(layer);
+  }
+}
+
 void read_counted_shared(const JsonObject& object, ModelConfig& config) {
   constexpr const char* kKey = "n_shared_experts";
   const std::int32_t absent =
       absent_or_none(object, kKey, config.family->defaults.num_shared, std::int32_t{0});
-  const std::int32_t num_shared = object.integer_or(kKey, absent, 0, 1024);
-  const std::int64_t total = std::int64_t{num_shared} * config.moe_intermediate;
-  if (total > kMaxModelSize) {
-    object.refuse(kKey, fmt::format("at most {} elements in all shared experts", kMaxModelSize));
-  }
-  config.shared_intermediate = static_cast<std::int32_t>(total);
+  set_shared(object, kKey, object.integer_or(kKey, absent, 0, 1024), config);
 }
 
 void read_gated_shared(const JsonObject& object, ModelConfig& config) {
@@ -154,6 +230,17 @@ void read_gated_shared(const JsonObject& object, ModelConfig& config) {
   config.has_shared_gate = true;
 }
 
+void read_one_shared(const JsonObject&, ModelConfig& config) {
+  config.shared_intermediate = config.moe_intermediate;
+}
+
+void read_ernie_shared(const JsonObject& object, ModelConfig& config) {
+  constexpr const char* kKey = "moe_num_shared_experts";
+  object.refuse_null(kKey);
+  set_shared(object, kKey, object.integer_or(kKey, 2, 0, 1024), config);
+  config.has_shared_bias = object.boolean_or("use_bias", false);
+}
+
 void read_tiny_shared(const JsonObject& object, ModelConfig& config) {
   constexpr const char* kKey = "shared_intermediate_size";
   read_counted_shared(object, config);
@@ -162,5 +249,15 @@ void read_tiny_shared(const JsonObject& object, ModelConfig& config) {
   if (!object.has(kKey)) return;
   config.shared_intermediate = object.integer(kKey, 1, kMaxModelSize);
 }
+
+void read_clamped_experts(const JsonObject& object, ModelConfig& config) {
+  const Activation& published = activations::kGptOss;
+  config.activation = published;
+  config.activation.alpha = read_number(object, "swiglu_alpha", 1.702, -1e6, 1e6);
+  config.activation.limit = read_number(object, "swiglu_limit", published.limit, 1e-6, 1e6);
+  config.has_expert_bias = true;
+}
+
+void read_weighed_input(const JsonObject&, ModelConfig& config) { config.weighs_input = true; }
 
 }  // namespace switchyard

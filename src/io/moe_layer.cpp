@@ -10,7 +10,9 @@
 
 #include "core/fail.h"
 #include "core/text.h"
+#include "io/checked_tensor.h"
 #include "io/expert_tensors.h"
+#include "io/fused_experts.h"
 
 namespace switchyard {
 namespace {
@@ -31,6 +33,7 @@ struct LayerPlace {
 
   std::string router() const { return block + names->router; }
   std::string first_expert() const {
+    if (names->is_mxfp4) return block + names->gate + kBlocksSuffix;
     return names->is_fused() ? block + names->gate
                              : fmt::format("{}experts.0.{}.weight", block, names->gate);
   }
@@ -117,8 +120,10 @@ void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const
                   std::span<const std::int32_t> expert_ids, ExpertTensors& out) {
   const MlpSizes sizes{config.hidden, config.moe_intermediate};
   if (place.names->is_fused()) {
-    load_fused_experts(checkpoint, place.block, *place.names, sizes, config.num_experts(),
-                       expert_ids, out);
+    const FusedExperts fused{checkpoint, place.block,          *place.names,
+                             sizes,      config.num_experts(), expert_ids};
+    place.names->is_mxfp4 ? load_mxfp4_experts(fused, out) : load_fused_experts(fused, out);
+    if (config.has_expert_bias) load_fused_biases(fused, out);
     return;
   }
   std::vector<std::string> modules;
@@ -132,8 +137,19 @@ void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const
 }  // namespace
 
 ExpertWeights ExpertTensors::view() const {
-  return {gate.view(),       up.view(),       down.view(),
-          gate_scale.view(), up_scale.view(), down_scale.view()};
+  return {gate.view(),
+          up.view(),
+          down.view(),
+          gate_scale.view(),
+          up_scale.view(),
+          down_scale.view(),
+          block,
+          {},
+          {},
+          {},
+          gate_bias.view(),
+          up_bias.view(),
+          down_bias.view()};
 }
 
 std::int32_t first_moe_layer(const Checkpoint& checkpoint, const ModelConfig& config) {
@@ -163,6 +179,15 @@ MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& 
     const std::string shared[] = {place.block + place.names->shared};
     load_separate_experts(checkpoint, shared, TensorNames{},
                           {config.hidden, config.shared_intermediate}, 1, result.shared);
+    if (config.has_shared_bias) {
+      const auto load = [&](const char* projection, std::int64_t width) {
+        const std::string name = fmt::format("{}.{}.bias", shared[0], projection);
+        return load_widened(checkpoint, name, {1, width});
+      };
+      result.shared.gate_bias = load("gate_proj", config.shared_intermediate);
+      result.shared.up_bias = load("up_proj", config.shared_intermediate);
+      result.shared.down_bias = load("down_proj", config.hidden);
+    }
   }
   if (config.has_shared_gate) {
     result.shared_gate =

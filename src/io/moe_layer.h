@@ -19,14 +19,19 @@
 
 namespace switchyard {
 
-/// Owned weights in the shapes of ExpertWeights; scales are absent unless the weights are e4m3.
+/// Owned weights in the shapes of ExpertWeights; scales are absent unless the weights are e4m3,
+/// with f32 scales of 128 x 128 blocks, or e2m1, with e8m0 scales of blocks of 32 (mxfp4).
 struct ExpertTensors {
-  Tensor gate;        ///< [L, I, H] bf16, f16, f32 or e4m3
+  Tensor gate;        ///< [L, I, H] bf16, f16, f32, e4m3 or e2m1
   Tensor up;          ///< [L, I, H]
   Tensor down;        ///< [L, H, I]
-  Tensor gate_scale;  ///< [L, cdiv(I, 128), cdiv(H, 128)] f32
+  Tensor gate_scale;  ///< [L, cdiv(I, block.outputs), cdiv(H, block.inputs)]
   Tensor up_scale;
-  Tensor down_scale;  ///< [L, cdiv(H, 128), cdiv(I, 128)] f32
+  Tensor down_scale;  ///< [L, cdiv(H, block.outputs), cdiv(I, block.inputs)]
+  WeightBlock block;
+  Tensor gate_bias;  ///< [L, I] f32, or absent
+  Tensor up_bias;    ///< [L, I]
+  Tensor down_bias;  ///< [L, H]
 
   bool has_value() const noexcept { return gate.view().has_value(); }
   /// Views, valid as long as the tensors exist.
@@ -38,7 +43,7 @@ struct MoeLayerWeights {
   ExpertTensors experts;  ///< in the requested order
   ExpertTensors shared;   ///< L = 1, I = config.shared_intermediate; absent without shared experts
   Tensor router_gate;     ///< [E, H] bf16, f16 or f32
-  Tensor router_bias;     ///< [E] f32 (e_score_correction_bias), or absent
+  Tensor router_bias;     ///< [E] f32, or absent; config.router.bias_on_logits says what it is for
   Tensor shared_gate;  ///< [1, H] (Qwen2-MoE): scales shared output by sigmoid(gate . x); or absent
 };
 

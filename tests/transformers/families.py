@@ -25,6 +25,7 @@ class Model:
     vision: dict | None = None   # a wrapper's vision_config
     relabel: dict = dataclasses.field(default_factory=dict)  # keys of config.json to replace
     fused: bool = False          # written with save_original_format=False
+    mxfp4: bool = False          # the experts are written as gpt-oss publishes them: blocks and scales
     # Random weights, as (part of a name, standard deviation) with the first that fits; else 0.2.
     scales: tuple = ()
     block: typing.Callable | None = None   # from the decoder layer to its MoE block; default: .mlp
@@ -37,6 +38,12 @@ QWEN2 = {**QWEN3, "shared_expert_intermediate_size": 24}
 MIXTRAL = {**SIZES, **ATTENTION, "intermediate_size": 8, "num_local_experts": 6, "num_experts_per_tok": 3}
 GLM = {**SIZES, **ATTENTION, "moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
        "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.8}
+
+ERNIE = {**SIZES, **ATTENTION, "moe_intermediate_size": 16, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1,
+         "moe_norm_min": 0.4, "use_bias": True}
+GPT_OSS = {**MIXTRAL, "swiglu_alpha": 1.3, "swiglu_limit": 1.25}
+LLAMA4 = {**SIZES, **ATTENTION, "intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 6, "interleave_moe_layer_step": 2,
+          "num_experts_per_tok": 1}
 
 MODELS = {
     "deepseek_v2": Model("DeepseekV2ForCausalLM", {
@@ -66,4 +73,24 @@ MODELS = {
                                         "norm_topk_prob": True}),
     "mixtral": Model("MixtralForCausalLM", MIXTRAL),
     "mixtral_fused": Model("MixtralForCausalLM", {**MIXTRAL, "num_experts_per_tok": 1}, fused=True),
+    "minimax": Model("MiniMaxForCausalLM", {**MIXTRAL, "num_local_experts": 5}),
+    "minimax_m2": Model("MiniMaxM2ForCausalLM", MIXTRAL),
+    "minimax_m2_fused": Model("MiniMaxM2ForCausalLM", {**MIXTRAL, "num_experts_per_tok": 2}, fused=True),
+    "granitemoe": Model("GraniteMoeForCausalLM", MIXTRAL, block=lambda layer: layer.block_sparse_moe),
+    "granitemoe_fused": Model("GraniteMoeForCausalLM", MIXTRAL, fused=True, block=lambda layer: layer.block_sparse_moe),
+    "hunyuan_v1_moe": Model("HunYuanMoEV1ForCausalLM", {
+        **SIZES, **ATTENTION, "intermediate_size": 24, "num_experts": 7, "moe_topk": [3, 3]}),
+    "ernie4_5_moe": Model("Ernie4_5_MoeForCausalLM", ERNIE),
+    "ernie4_5_moe_fused": Model("Ernie4_5_MoeForCausalLM", {
+        **ERNIE, "use_bias": False, "moe_num_shared_experts": 0, "moe_layer_interval": 2}, fused=True),
+    "phimoe": Model("PhimoeForCausalLM", {**MIXTRAL, "num_experts_per_tok": 2, "router_jitter_noise": 0.2}),
+    "phimoe_fused": Model("PhimoeForCausalLM", {**MIXTRAL, "num_experts_per_tok": 2}, fused=True),
+    "gpt_oss": Model("GptOssForCausalLM", GPT_OSS),
+    "gpt_oss_mxfp4": Model("GptOssForCausalLM", {**GPT_OSS, "hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4}, mxfp4=True,
+                           relabel={"quantization_config": {"quant_method": "mxfp4"}}),
+    "llama4": Model("Llama4ForConditionalGeneration", {**LLAMA4, "model_type": "llama4_text"}, block=lambda layer: layer.feed_forward,
+                    vision={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                            "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16, "image_size": 28,
+                            "patch_size": 14}),
+    "llama4_text": Model("Llama4ForCausalLM", {**LLAMA4, "moe_layers": [1]}, block=lambda layer: layer.feed_forward),
 }

@@ -39,9 +39,9 @@ def make_model(model):
 
 
 def decoder_layer(made, layer):
-    stack = made.model
+    stack = made
     while not hasattr(stack, "layers"):
-        stack = stack.language_model
+        stack = stack.model if hasattr(stack, "model") else stack.language_model
     return stack.layers[layer]
 
 
@@ -51,6 +51,36 @@ def fill(block, model):
     for name, tensor in sorted([*block.named_parameters(), *block.named_buffers()]):
         scale = next(scale for part, scale in (*model.scales, *default) if part in name)
         tensor.data.copy_((torch.randn(tensor.shape) * scale).bfloat16())
+
+
+FP4_VALUES = torch.tensor([sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
+
+
+def round_to_mxfp4(experts):
+    """Rounds the weights of gpt-oss's experts, [E, inputs, outputs], and returns what its checkpoints have instead of them."""
+    tensors = {}
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(experts, name).data
+        blocks = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = blocks.abs().amax(-1).log2().floor() - 2
+        scales = exponents.exp2()[..., None]
+        codes = (blocks[..., None] / scales[..., None] - FP4_VALUES).abs().argmin(-1)
+        weight.copy_((FP4_VALUES[codes] * scales).flatten(-2).transpose(1, 2))
+        tensors[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        tensors[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+    return tensors
+
+
+def replace_experts(folder, packed):
+    """NAME by NAME_blocks and NAME_scales, where these are given."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name in [name for name in tensors if name.rpartition(".")[2] + "_blocks" in packed]:
+        prefix, _, last = name.rpartition(".")
+        del tensors[name]
+        for suffix in ("_blocks", "_scales"):
+            tensors[f"{prefix}.{last}{suffix}"] = packed[last + suffix]
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
 def keep_layer(folder, layer):
@@ -82,6 +112,7 @@ def generate(name, out):
     layer = decoder_layer(made, model.layer)
     block = layer.mlp if model.block is None else model.block(layer)
     fill(block, model)
+    packed = round_to_mxfp4(block.experts) if model.mxfp4 else {}
     wide = torch.randn(NUM_TOKENS, made.config.get_text_config().hidden_size)
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,6 +122,7 @@ def generate(name, out):
     with tempfile.TemporaryDirectory() as saved:
         made.to(torch.bfloat16).save_pretrained(saved, save_original_format=not model.fused)
         keep_layer(pathlib.Path(saved), model.layer)
+        replace_experts(pathlib.Path(saved), packed)
         write_config(pathlib.Path(saved) / "config.json", model.relabel)
         for file in ("config.json", "model.safetensors"):
             shutil.copyfile(pathlib.Path(saved) / file, folder / file)

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "cli/run_layer.h"
+#include "io/safetensors.h"
 
 namespace switchyard::test {
 namespace {
@@ -31,7 +34,7 @@ TEST_P(TransformersTest, TheBlockGivesTheSame) {
   const struct {
     const char* input;
     double bound;
-  } inputs[] = {{"activations.safetensors", 4e-3}};
+  } inputs[] = {{"activations.safetensors", 4e-3}, {"activations_f32.safetensors", 1e-5}};
   for (const auto& [input, bound] : inputs) {
     for (const char* ranks : {"1", "3"}) {
       SCOPED_TRACE(std::string(input) + ", " + ranks + " ranks");
@@ -42,6 +45,46 @@ TEST_P(TransformersTest, TheBlockGivesTheSame) {
       EXPECT_LE(json["rel_l2"], bound);
     }
   }
+}
+
+// Biases, packed weights, weights on the input: the reference implementation has them all.
+TEST(TransformersVariantsTest, SchemesAndClassesEqualTheReferenceImplementation) {
+  const std::pair<const char*, const char*> ways[] = {{"elastic_decode", "none"},
+                                                      {"elastic_prefill", "fp8_block"},
+                                                      {"all_gather", "nvfp4"},
+                                                      {"low_latency", "int8_tensor"}};
+  for (const char* model : {"gpt_oss_mxfp4", "llama4", "ernie4_5_moe"}) {
+    for (const auto& [prepare, scheme] : ways) {
+      for (const char* input : {"activations.safetensors", "activations_f32.safetensors"}) {
+        SCOPED_TRACE(fmt::format("{} {} {} {}", model, prepare, scheme, input));
+        const std::string folder = SWITCHYARD_MODELS_DIR "/" + std::string(model);
+        const nlohmann::json json =
+            run_json({"--ranks", "3", "--engine", "local", "--prepare", prepare, "--scheme", scheme,
+                      "--input", folder + "/" + input},
+                     folder);
+        EXPECT_EQ(json["ok"], true);
+        EXPECT_EQ(json["check"]["compared_rows"], json["check"]["rows"]);
+        EXPECT_EQ(json["check"]["compared_tokens"], json["tokens"]);
+      }
+    }
+  }
+}
+
+TEST(TransformersVariantsTest, F32RowsStayF32OrAreSaidToBeRounded) {
+  const std::string folder = SWITCHYARD_MODELS_DIR "/mixtral";
+  const TempFolder out;
+  const std::string file = out.file("out.safetensors");
+  const auto text = [&](const char* scheme) {
+    const CommandResult result = run(
+        {"--input", folder + "/activations_f32.safetensors", "--scheme", scheme, "--output", file},
+        folder);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    return result.output;
+  };
+  EXPECT_THAT(text("none"), ::testing::Not(::testing::HasSubstr("rounded")));
+  EXPECT_EQ(SafetensorsFile::open(file)->tensor("output").dtype(), DType::kF32);
+  EXPECT_THAT(text("fp8_block"), ::testing::HasSubstr("hidden_states is f32 and was rounded"));
+  EXPECT_EQ(SafetensorsFile::open(file)->tensor("output").dtype(), DType::kBF16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TransformersTest, ::testing::ValuesIn(models()),

@@ -3,7 +3,7 @@
 // onednn_experts.cpp: "onednn" experts: both GEMMs use oneDNN's matmul with f32 sums. Elements are
 // bf16 when the processor multiplies bf16 and the weights are bf16 or quantized: rounding element *
 // scale to bf16 loses at most 2^-9, less than the rounding of the weight's own format. Otherwise,
-// and for f16 and f32 weights, they are f32.
+// and for f16 and f32 weights and f32 results, they are f32.
 //
 // Weights are reordered once, into the layout that oneDNN prefers. A matmul is compiled for a fixed
 // number of rows, so a tile is processed 256, 128, 64, 32, 16 or fewer rows at a time: at most 20
@@ -65,7 +65,8 @@ bool multiplies_bf16() {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kWanted) == kWanted;
 }
 
-memory::data_type element_type(std::span<const WeightTensor> tensors) {
+memory::data_type element_type(std::span<const WeightTensor> tensors, DType output) {
+  if (output == DType::kF32) return memory::data_type::f32;
   for (const WeightTensor& tensor : tensors) {
     const DType dtype = tensor.values.dtype();
     if (dtype == DType::kF16 || dtype == DType::kF32) return memory::data_type::f32;
@@ -76,10 +77,10 @@ memory::data_type element_type(std::span<const WeightTensor> tensors) {
 // y [rows, n] = x [rows, k] * w^T for one matrix w [n, k] per expert, all of the same shape.
 class OneDnnGemm final : public ExpertGemm {
  public:
-  explicit OneDnnGemm(std::span<const WeightTensor> tensors)
+  OneDnnGemm(std::span<const WeightTensor> tensors, DType output)
       : engine_(dnnl::engine::kind::cpu, 0),
         stream_(engine_),
-        type_(element_type(tensors)),
+        type_(element_type(tensors, output)),
         k_(tensors.front().values.shape(2)) {
     for (const WeightTensor& tensor : tensors) n_ += tensor.values.shape(1);
     weights_desc_ =
@@ -191,8 +192,9 @@ class OneDnnGemm final : public ExpertGemm {
 
 std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights& weights,
                                              const ExpertOptions& options) {
-  const auto make_gemm = [](std::span<const WeightTensor> tensors) {
-    return on_this_thread([&] { return std::make_unique<OneDnnGemm>(tensors); });
+  const DType output = output_dtype_of(options);
+  const auto make_gemm = [output](std::span<const WeightTensor> tensors) {
+    return on_this_thread([&] { return std::make_unique<OneDnnGemm>(tensors, output); });
   };
   return make_tiled_experts({"onednn", "make_onednn_experts", false, kOneDnnTileRows, make_gemm},
                             weights, options);
