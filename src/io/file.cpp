@@ -89,4 +89,10 @@ std::string read_text_file(const std::string& path, std::size_t max_bytes) {
   return text;
 }
 
+void refuse_lfs_pointer(std::string_view start, const std::string& file) {
+  require(!start.starts_with("version https://git-lfs"), Errc::kMalformedFile,
+          "read: {} is a Git LFS pointer, want the file that it stands for; run git lfs pull",
+          file);
+}
+
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace switchyard {
 
@@ -32,5 +33,8 @@ class MappedFile {
 /// Reads the whole file. Errors: those of MappedFile; kMalformedFile when it has more than
 /// `max_bytes`.
 std::string read_text_file(const std::string& path, std::size_t max_bytes);
+
+/// What Git LFS leaves in place of a file that was not downloaded. Errors: kMalformedFile.
+void refuse_lfs_pointer(std::string_view start, const std::string& file);
 
 }  // namespace switchyard

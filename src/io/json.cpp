@@ -8,6 +8,7 @@
 
 #include "core/fail.h"
 #include "core/text.h"
+#include "io/file.h"
 
 namespace switchyard {
 namespace {
@@ -61,6 +62,7 @@ class Watcher {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& file, const JsonLimits& limits) {
+  refuse_lfs_pointer(text, file);
   // The parser would take a NUL for the end of the text and ignore the rest.
   require(text.find('\0') == std::string_view::npos, Errc::kMalformedFile,
           "json: {} contains a NUL byte at offset {}, want text", file, text.find('\0'));

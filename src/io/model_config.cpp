@@ -52,7 +52,7 @@ const ModelFamily& detect_family(const JsonObject& object, const JsonObject& who
   const std::string inner =
       whole.has("text_config") ? fmt::format(", of its text_config {}", describe_type(object)) : "";
   fail(Errc::kNotSupported, "read_model_config: {}: model_type is {}{}, want one of:{}", file,
-       describe_type(whole), inner, known_model_types());
+       describe_type(whole), inner, known_families());
 }
 
 // A number from 1, or a list of them, one for each layer, that are equal (HunYuan).

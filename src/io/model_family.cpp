@@ -288,14 +288,10 @@ const ModelFamily* find_family_of_architecture(std::string_view architecture) no
 
 const ModelFamily& tiny_moe_family() noexcept { return kTinyMoe; }
 
-std::string known_model_types() {
-  std::string types;
-  for (const ModelFamily& family : kFamilies) {
-    for (const char* type : family.model_types) {
-      if (type != nullptr) types += std::string(" ") + type;
-    }
-  }
-  return types;
+std::string known_families() {
+  std::string names;
+  for (const ModelFamily& family : kFamilies) names += std::string(" ") + family.name;
+  return names;
 }
 
 }  // namespace switchyard

@@ -84,6 +84,6 @@ const ModelFamily* find_family_of_architecture(std::string_view architecture) no
 /// tiny-moe, which states neither.
 const ModelFamily& tiny_moe_family() noexcept;
 /// " deepseek_v2 deepseek_v3 ...", for messages.
-std::string known_model_types();
+std::string known_families();
 
 }  // namespace switchyard

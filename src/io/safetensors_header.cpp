@@ -14,6 +14,7 @@
 
 #include "core/fail.h"
 #include "core/text.h"
+#include "io/file.h"
 #include "io/json.h"
 #include "io/safetensors.h"
 
@@ -25,7 +26,6 @@ using nlohmann::json;
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the reference reader
 constexpr std::size_t kMaxListedDims = 64;
-constexpr std::string_view kPointerStart = "version https://git-lfs";
 
 struct FormatDType {
   const char* name;
@@ -296,10 +296,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
           "safetensors: {} has {} bytes, want at least 8 for the length of the header", file,
           bytes.size());
   const std::string_view image(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  require(
-      !image.starts_with(kPointerStart), Errc::kMalformedFile,
-      "safetensors: {} is a Git LFS pointer, want the file that it stands for; run git lfs pull",
-      file);
+  refuse_lfs_pointer(image, file);
   std::uint64_t header_bytes = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     header_bytes |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);

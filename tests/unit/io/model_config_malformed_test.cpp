@@ -91,6 +91,8 @@ TEST(MalformedModelConfigTest, TextThatIsNoConfig) {
   for (int i = 0; i < 1'000'001; ++i) wide += ",0";
   wide += "]";
   expect_error(Errc::kMalformedFile, "dir/config.json", [&] { parse(""); });
+  expect_error(Errc::kMalformedFile, "dir/config.json is a Git LFS pointer, want",
+               [&] { parse("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"); });
   expect_error(Errc::kMalformedFile, "holds an array, want an object", [&] { parse("[]"); });
   expect_error(Errc::kMalformedFile, "holds 7, want an object", [&] { parse("7"); });
   expect_error(Errc::kMalformedFile, "NUL byte at offset 2",
