@@ -227,7 +227,8 @@ SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView&
                               const TensorView& expert_map, const TensorView& output,
                               Stream stream = Stream::host(), const TensorView& num_errors = {});
 
-/// ep_gather with a plan, which already excludes the dropped choices.
+/// ep_gather with a plan, which already excludes the dropped choices: by -1; on CPUs what is below
+/// is kInvalidArgument.
 /// Source: vLLM, deepgemm_unpermute_and_reduce.
 SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
                                          const TensorView& topk_weights, const TensorView& output);

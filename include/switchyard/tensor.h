@@ -68,7 +68,7 @@ class SWITCHYARD_API TensorView {
              Device device = Device::cpu())
       : TensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
 
-  /// Any strides, in elements.
+  /// Any strides, in elements. A tensor without elements is contiguous whatever they are.
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
              std::initializer_list<std::int64_t> strides, Device device = Device::cpu());
 

@@ -45,6 +45,11 @@ void check_matrix(const TensorView& view, const MatrixRule& rule) {
   check_address(view, rule.function, rule.name);
 }
 
+bool has_contiguous_rows(const TensorView& view) {
+  const int last = view.num_dims() - 1;
+  return view.num_elements() == 0 || last < 0 || view.shape(last) == 1 || view.stride(last) == 1;
+}
+
 void check_address(const TensorView& view, const char* function, std::string_view name) {
   if (view.num_elements() == 0) return;
   const auto address = reinterpret_cast<std::uintptr_t>(view.data());

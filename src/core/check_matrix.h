@@ -26,6 +26,9 @@ struct MatrixRule {
 /// Errors: kInvalidArgument, stating what the tensor is and what it must be.
 void check_matrix(const TensorView& view, const MatrixRule& rule);
 
+/// Whether the elements of each row, along the last dimension, lie side by side.
+bool has_contiguous_rows(const TensorView& view);
+
 /// Unless the view is empty, its address must be non-null and aligned to the element size.
 /// Errors: kInvalidArgument.
 void check_address(const TensorView& view, const char* function, std::string_view name);

@@ -9,7 +9,10 @@ namespace switchyard {
 
 void require_device(const char* function, Device device, std::initializer_list<Argument> tensors) {
   for (const Argument& tensor : tensors) {
-    if (tensor.view.num_elements() == 0 || tensor.view.device() == device) continue;
+    if (tensor.view.num_elements() == 0) continue;
+    require(tensor.view.data() != nullptr, Errc::kInvalidArgument,
+            "{}: {} is {} at a null pointer, must have memory", function, tensor.name, tensor.view);
+    if (tensor.view.device() == device) continue;
     // describe() names the device of GPU memory only.
     fail(Errc::kInvalidArgument, "{}: {} is {}{}, must lie on {}; copy it there", function,
          tensor.name, tensor.view, tensor.view.device().is_cpu() ? " on cpu" : "", name_of(device));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// require_device.h: every tensor of a call lies where the call works, and so does its stream.
+// require_device.h: every tensor of a call has memory where the call works, and so does its stream.
 #pragma once
 
 #include <initializer_list>
@@ -15,8 +15,8 @@ struct Argument {
   const TensorView& view;
 };
 
-/// Absent tensors, and those without elements, lie anywhere. Errors: kInvalidArgument, with the
-/// tensor's name and both devices.
+/// Absent tensors, and those without elements, lie anywhere; all others have an address. Errors:
+/// kInvalidArgument, with the tensor's name and both devices.
 void require_device(const char* function, Device device, std::initializer_list<Argument> tensors);
 
 /// Errors: kInvalidArgument, with both devices.

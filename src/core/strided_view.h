@@ -3,6 +3,7 @@
 // strided_view.h: views whose number of dimensions is known only at run time.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,9 +13,11 @@
 
 namespace switchyard {
 
-/// `strides` are as many as the dimensions, from 0 to kMaxDims.
+/// `strides` are as many as the dimensions, from 0 to kMaxDims. Those of an array without elements
+/// mean nothing, and libraries differ in them: it is contiguous here.
 inline TensorView strided_view(const void* data, DType dtype, std::span<const std::int64_t> shape,
                                std::span<const std::int64_t> strides, Device device) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return {data, dtype, shape, device};
   // TensorView takes strides as a list whose length is known to the compiler.
   const auto of = [&]<std::size_t... kDim>(std::index_sequence<kDim...>) {
     return TensorView(data, dtype, {shape[kDim]...}, {strides[kDim]...}, device);

@@ -63,6 +63,18 @@ struct Gather {
 
 namespace host {
 
+void check_inv_perm(const TensorView& inv_perm) {
+  if (inv_perm.num_dims() != 2 || inv_perm.dtype() != DType::kI32) return;  // ep_gather says so
+  for (std::int64_t t = 0; t < inv_perm.shape(0); ++t) {
+    for (std::int64_t k = 0; k < inv_perm.shape(1); ++k) {
+      const auto row = element<std::int32_t>(inv_perm, t, k);
+      require(row >= -1, Errc::kInvalidArgument,
+              "unpermute_and_reduce: inv_perm[{}, {}] is {}, must be a row, or -1 for none", t, k,
+              row);
+    }
+  }
+}
+
 void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                const TensorView& topk_weights, const TensorView& inv_perm,
                const TensorView& expert_map, const TensorView& output) {

@@ -42,9 +42,10 @@ void check_workspace(const char* function, std::span<std::byte> workspace, std::
   require(workspace.size() >= num_bytes, Errc::kWorkspaceTooSmall,
           "{}: workspace has {} bytes, needs {}; ask its workspace_bytes()", function,
           workspace.size(), num_bytes);
-  require(num_bytes == 0 || reinterpret_cast<std::uintptr_t>(workspace.data()) % 16 == 0,
-          Errc::kInvalidArgument, "{}: workspace begins at {}, want a multiple of 16 bytes",
-          function, static_cast<const void*>(workspace.data()));
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
+  require(num_bytes == 0 || (address != 0 && address % 16 == 0), Errc::kInvalidArgument,
+          "{}: workspace begins at {}, must be a multiple of 16 bytes and not null", function,
+          static_cast<const void*>(workspace.data()));
 }
 
 std::int32_t* error_word(const char* function, const TensorView& num_errors) {

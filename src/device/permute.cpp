@@ -199,6 +199,7 @@ void unpermute_and_reduce(const TensorView& expert_output, const TensorView& inv
                   {"topk_weights", topk_weights},
                   {"output", output},
                   {"num_errors", num_errors}});
+  if (stream.device().is_cpu()) host::check_inv_perm(inv_perm);
   ep_gather(expert_output, inv_perm, topk_weights, inv_perm, {}, output, stream, num_errors);
 }
 

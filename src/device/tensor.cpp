@@ -10,6 +10,7 @@
 #include "core/aligned_buffer.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "core/require_device.h"
 #include "device/cuda_module.h"
 
 namespace switchyard {
@@ -39,6 +40,7 @@ Tensor Tensor::to(Device device) const { return copy_to(view_, device); }
 Tensor copy_to(const TensorView& from, Device device, Stream stream) {
   require(from.has_value() && from.is_contiguous(), Errc::kInvalidArgument,
           "copy_to: from is {}, must be contiguous", from);
+  require_device("copy_to", from.device(), {{"from", from}});
   const bool may_copy = stream.device() == from.device() || stream.device() == device;
   require(may_copy && stream.device().type == copier_of(from.device(), device).type,
           Errc::kInvalidArgument, "copy_to: the stream is of {}, must be of {}",

@@ -18,6 +18,9 @@ void ep_scatter(const TensorView& x, const TensorView& scales, const TensorView&
                 const PermuteOptions& options, const ScatterOutputs& outputs);
 void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
                   const ScatterOutputs& outputs);
+/// Refuses what is neither a row nor -1 for none. Errors: kInvalidArgument.
+void check_inv_perm(const TensorView& inv_perm);
+
 void ep_gather(const TensorView& expert_output, const TensorView& topk_ids,
                const TensorView& topk_weights, const TensorView& inv_perm,
                const TensorView& expert_map, const TensorView& output);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/bytes.h"
+#include "core/check_matrix.h"
 #include "core/format.h"
 #include "plan/permute_views.h"
 
@@ -67,9 +68,8 @@ void check_floats(const TensorView& expert_output, const TensorView& output, con
 
 ByteRows byte_rows(const char* function, const char* name, const TensorView& tensor,
                    bool is_output) {
-  require(tensor.num_dims() == 2 && (tensor.shape(1) <= 1 || tensor.stride(1) == 1),
-          Errc::kInvalidArgument, "{}: {} is {}, want [rows, hidden] with contiguous rows",
-          function, name, tensor);
+  require(tensor.num_dims() == 2 && has_contiguous_rows(tensor), Errc::kInvalidArgument,
+          "{}: {} is {}, want [rows, hidden] with contiguous rows", function, name, tensor);
   const std::int64_t bits = bits_of(tensor.dtype());
   const std::int64_t row_bits = checked_mul(tensor.shape(1), bits);
   const std::int64_t stride_bits = checked_mul(tensor.stride(0), bits);

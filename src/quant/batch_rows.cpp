@@ -2,6 +2,7 @@
 
 #include "quant/batch_rows.h"
 
+#include "core/check_matrix.h"
 #include "core/fail.h"
 
 namespace switchyard {
@@ -12,8 +13,8 @@ void check_rows(const char* function, const TensorView& x, int num_dims) {
           function, x.describe(), num_dims);
   require(x.dtype() == DType::kBF16 || x.dtype() == DType::kF16 || x.dtype() == DType::kF32,
           Errc::kInvalidArgument, "{}: x is {}, want bf16, f16 or f32", function, x.describe());
-  require(x.shape(num_dims - 1) <= 1 || x.stride(num_dims - 1) == 1, Errc::kInvalidArgument,
-          "{}: x is {}, want contiguous rows", function, x.describe());
+  require(has_contiguous_rows(x), Errc::kInvalidArgument, "{}: x is {}, want contiguous rows",
+          function, x.describe());
 }
 
 }  // namespace

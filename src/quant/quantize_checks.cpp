@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/check_matrix.h"
 #include "core/fail.h"
 #include "quant/scale_plane.h"
 #include "quant/scheme.h"
@@ -21,8 +22,8 @@ bool is_float(DType dtype) {
 QuantRows check_matrix(const char* function, const char* name, const TensorView& x) {
   require(x.has_value() && x.num_dims() == 2, Errc::kInvalidArgument,
           "{}: {} is {}, want 2 dimensions", function, name, x.describe());
-  require(x.shape(1) <= 1 || x.stride(1) == 1, Errc::kInvalidArgument,
-          "{}: {} is {}, want contiguous rows", function, name, x.describe());
+  require(has_contiguous_rows(x), Errc::kInvalidArgument, "{}: {} is {}, want contiguous rows",
+          function, name, x.describe());
   return {x.shape(0), x.shape(1)};
 }
 

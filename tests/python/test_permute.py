@@ -55,6 +55,15 @@ def test_packed_scales():
     assert made.scales.dtype == "i32" and made.scales.numpy()[row].copy().view(np.uint8)[:6].tolist() == scales[token].tolist()
 
 
+@pytest.mark.parametrize("wrong", [-2, -2**31, 10**6])
+def test_places_that_are_no_rows(wrong):
+    made = switchyard.permute(X, IDS, L, expert_map=MAP)
+    places = made.inv_perm.numpy().copy()
+    places[1, 0] = wrong
+    with pytest.raises(switchyard.InvalidArgumentError, match=rf"inv_perm\[1, 0\] is {wrong}"):
+        switchyard.unpermute_and_reduce(made.x, places)
+
+
 def test_counts_and_maps():
     np.testing.assert_array_equal(switchyard.count_expert_num_tokens(IDS, L, MAP).numpy(), [(LOCAL == e).sum() for e in range(L)])
     np.testing.assert_array_equal(switchyard.apply_expert_map(IDS, MAP).numpy(), LOCAL)

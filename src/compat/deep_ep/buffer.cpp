@@ -94,7 +94,11 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_id
                                   std::int32_t num_experts, Stream stream,
                                   const BufferDispatchOptions& options) {
   BufferImpl& own = live(impl_, "Buffer");
-  own.pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+  own.pool.check_call("dispatch", stream,
+                      {{"x", x},
+                       {"topk_idx", topk_idx},
+                       {"x_scales", options.x_scales},
+                       {"topk_weights", options.topk_weights}});
   check_ids("dispatch", x, topk_idx);
   ExchangeConfig config;
   config.num_experts = num_experts;
@@ -136,7 +140,7 @@ BufferDispatched Buffer::dispatch(const TensorView& x, const TensorView& topk_id
 BufferDispatched Buffer::dispatch(const TensorView& x, const BufferHandle& handle, Stream stream,
                                   const TensorView& x_scales) {
   BufferImpl& own = live(impl_, "Buffer");
-  own.pool.check_call("dispatch", stream, {{"x", x}});
+  own.pool.check_call("dispatch", stream, {{"x", x}, {"x_scales", x_scales}});
   BufferState& state = state_of("dispatch", handle);
   ExchangeConfig config = state.kept.exchange().config();
   config.scheme = scheme_of_rows("dispatch", x, x_scales);
@@ -179,7 +183,7 @@ BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, 
                                const TensorView& topk_weights,
                                const std::vector<TensorView>& bias) {
   BufferImpl& own = live(impl_, "Buffer");
-  own.pool.check_call("combine", stream, {});
+  own.pool.check_call("combine", stream, {{"x", x}, {"topk_weights", topk_weights}});
   BufferState& state = state_of("combine", handle);
   check_bias("combine", bias);
   const std::int64_t num_tokens = state.topk_idx.shape(0);

@@ -208,7 +208,11 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x, const TensorView&
                                           std::int32_t num_experts, Stream stream,
                                           const ElasticDispatchOptions& options) {
   ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
-  own.pool.check_call("dispatch", stream, {{"x", x}, {"topk_idx", topk_idx}});
+  own.pool.check_call("dispatch", stream,
+                      {{"x", x},
+                       {"topk_idx", topk_idx},
+                       {"sf", options.sf},
+                       {"topk_weights", options.topk_weights}});
   check_ids("dispatch", x, topk_idx);
   check_alignment("dispatch", options.expert_alignment);
   require(options.do_expand || !options.do_zero_padding, Errc::kInvalidArgument,
@@ -254,7 +258,7 @@ ElasticDispatched ElasticBuffer::dispatch(const TensorView& x,
                                           const TensorView& sf, const TensorView& topk_weights,
                                           bool do_zero_padding) {
   ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
-  own.pool.check_call("dispatch", stream, {{"x", x}});
+  own.pool.check_call("dispatch", stream, {{"x", x}, {"sf", sf}, {"topk_weights", topk_weights}});
   const EPHandle& earlier = checked("dispatch", handle);
   require(earlier.do_expand || !topk_weights.has_value(), Errc::kInvalidArgument,
           "dispatch: topk_weights is {} with a handle, must be absent unless it is expanded",
@@ -294,7 +298,7 @@ ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_pt
                                        Stream stream, const TensorView& topk_weights,
                                        const std::vector<TensorView>& bias) {
   ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
-  own.pool.check_call("combine", stream, {});
+  own.pool.check_call("combine", stream, {{"x", x}, {"topk_weights", topk_weights}});
   ElasticState& state = *checked("combine", handle).state;
   check_bias("combine", bias);
   const ExchangeConfig& config = state.kept.exchange().config();

@@ -63,6 +63,8 @@ void check_statistics(const LowLatencyDispatchOptions& options, std::int64_t num
         DType::kI32, num_local);
   check("dispatch_wait_recv_cost_stats", options.dispatch_wait_recv_cost_stats, DType::kI64,
         num_ranks);
+  require_host("low_latency_dispatch",
+               {{"dispatch_wait_recv_cost_stats", options.dispatch_wait_recv_cost_stats}});
 }
 
 }  // namespace
@@ -113,6 +115,8 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
       "low_latency_dispatch", stream,
       {{"x", x},
        {"topk_idx", topk_idx},
+       {"x_global_scale", options.x_global_scale},
+       {"topk_weights", options.topk_weights},
        {"cumulative_local_expert_recv_stats", options.cumulative_local_expert_recv_stats}});
   check_ids("low_latency_dispatch", x, topk_idx);
   require(!(options.async_finish && options.return_recv_hook), Errc::kInvalidArgument,
@@ -161,7 +165,9 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
     const LowLatencyCombineOptions& options) {
   LowLatencyBufferImpl& own = live(impl_, "LowLatencyBuffer");
   constexpr const char* kName = "low_latency_combine";
-  own.pool.check_call(kName, stream, {{"topk_idx", topk_idx}});
+  own.pool.check_call(
+      kName, stream,
+      {{"x", x}, {"topk_idx", topk_idx}, {"topk_weights", topk_weights}, {"out", options.out}});
   require(!options.use_logfmt, Errc::kNotSupported,
           "{}: use_logfmt is set, must not be: DeepEP's LogFMT is not implemented; rows return as "
           "bf16, or quantized as ExchangeConfig::combine_scheme says",

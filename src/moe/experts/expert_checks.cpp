@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/bytes.h"
+#include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "moe/experts/expert_input.h"
@@ -210,8 +211,8 @@ void check_buffers(const ExpertShape& shape, const ExpertRows& input, const Tens
                    DType dtype, std::size_t workspace_bytes, std::size_t needed_bytes) {
   check_input(shape.num_experts, shape.hidden, input);
   require(output.has_value() && output.num_dims() == 2 && output.dtype() == dtype &&
-              (shape.hidden == 1 || output.stride(1) == 1) &&
-              output.shape(0) == input.rows.shape(0) && output.shape(1) == shape.hidden,
+              has_contiguous_rows(output) && output.shape(0) == input.rows.shape(0) &&
+              output.shape(1) == shape.hidden,
           Errc::kInvalidArgument, "apply: output is {}, want {} [{}, {}] with contiguous rows",
           output.describe(), name_of(dtype), input.rows.shape(0), shape.hidden);
   require(workspace_bytes >= needed_bytes, Errc::kWorkspaceTooSmall,

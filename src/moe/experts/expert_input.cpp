@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/bytes.h"
+#include "core/check_matrix.h"
 #include "core/fail.h"
 #include "quant/rows.h"
 #include "quant/scalar.h"
@@ -19,7 +20,7 @@ void check_rows(std::int64_t hidden, const ExpertRows& input) {
   const DType dtype = stored_dtype(input.scheme);
   const TensorView& rows = input.rows;
   require(rows.has_value() && rows.num_dims() == 2 && rows.shape(1) == hidden &&
-              rows.dtype() == dtype && (hidden == 1 || rows.stride(1) == 1),
+              rows.dtype() == dtype && has_contiguous_rows(rows),
           Errc::kInvalidArgument, "apply: rows is {}, want {} [N, {}] with contiguous rows",
           rows.describe(), name_of(dtype), hidden);
   require(dtype != DType::kE2M1 || (hidden % 2 == 0 && rows.stride(0) % 2 == 0),

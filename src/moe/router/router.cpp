@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "moe/router/router_logits.h"
@@ -291,8 +292,7 @@ bool is_float(DType dtype) {
 
 void router_logits(const TensorView& hidden, const TensorView& gate, const TensorView& logits) {
   require_host("router_logits", {{"hidden", hidden}, {"gate", gate}, {"logits", logits}});
-  require(hidden.num_dims() == 2 && is_float(hidden.dtype()) &&
-              (hidden.shape(1) <= 1 || hidden.stride(1) == 1) &&
+  require(hidden.num_dims() == 2 && is_float(hidden.dtype()) && has_contiguous_rows(hidden) &&
               (hidden.num_elements() == 0 || hidden.data() != nullptr),
           Errc::kInvalidArgument,
           "router_logits: hidden is {}, want bf16, f16 or f32 [T, H], rows contiguous",

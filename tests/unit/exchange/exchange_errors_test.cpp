@@ -206,7 +206,7 @@ TEST(ExchangeErrorsTest, NullPointersAreRefused) {
     Exchange exchange(group, small_config());
     const Inputs in;
     const TensorView null(nullptr, DType::kBF16, {2, kHidden});
-    expect_invalid("not null", [&] { exchange.dispatch(null, in.ids(), in.weights()); });
+    expect_invalid("at a null pointer", [&] { exchange.dispatch(null, in.ids(), in.weights()); });
   });
 }
 

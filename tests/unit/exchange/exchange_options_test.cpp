@@ -37,7 +37,7 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     refused({TensorView(bytes.data(), DType::kU8, {2, 3}, {4, 1})}, "with strides [4, 1]");
     // Seven bytes are not two rows of three, although 7 / 2 is 3.
     refused({TensorView(bytes.data(), DType::kE2M1, {2, 7})}, "payloads[0] is e2m1 [2, 7]");
-    refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payloads[0] starts at");
+    refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payload is u8 [2, 3] at a null pointer");
     DispatchOptions options;
     options.payloads = {good};
     const Dispatched got = dispatch_inputs(exchange, in, options);
@@ -65,7 +65,7 @@ TEST(ExchangeOptionsTest, ScalesBelongToQuantizedTokens) {
     refused(codes, TensorView::of(values.data(), {2}), "options.scales is f32 [2]");
     refused(codes, TensorView::of(values.data(), {3, 1}), "options.scales is f32 [3, 1]");
     refused(codes, TensorView(values.data(), DType::kI32, {2, 1}), "options.scales is i32 [2, 1]");
-    refused(codes, TensorView::of<float>(nullptr, {2, 1}), "options.scales starts at");
+    refused(codes, TensorView::of<float>(nullptr, {2, 1}), "scales is f32 [2, 1] at a null pointer");
     refused(in.tokens(), TensorView::of(values.data(), {2, 1}), "must be absent for tokens");
     refused(TensorView(in.token_values.data(), DType::kI8, {2, kHidden}), {}, "tokens is i8");
     DispatchOptions options;
@@ -91,7 +91,7 @@ TEST(ExchangeOptionsTest, ATensorScaleIsNeeded) {
     refused({}, "tensor_scale is absent, must be f32 [1] for fp8_tensor");
     refused(TensorView::of(values.data(), {2}), "tensor_scale is f32 [2]");
     refused(TensorView(values.data(), DType::kBF16, {1}), "tensor_scale is bf16 [1]");
-    refused(TensorView::of<float>(nullptr, {1}), "options.tensor_scale starts at");
+    refused(TensorView::of<float>(nullptr, {1}), "tensor_scale is f32 [1] at a null pointer");
     DispatchOptions options;
     options.tensor_scale = TensorView::of(values.data(), {1});
     expect_works(exchange, options);
@@ -139,7 +139,7 @@ TEST(ExchangeOptionsTest, WeightsTravelBack) {
                    [&] { combine(TensorView::of(values.data(), {5})); });
     expect_invalid("row_weights is bf16 [4]",
                    [&] { combine(TensorView(values.data(), DType::kBF16, {4})); });
-    expect_invalid("row_weights starts at", [&] { combine(TensorView::of<float>(nullptr, {4})); });
+    expect_invalid("row_weights is f32 [4] at a null pointer", [&] { combine(TensorView::of<float>(nullptr, {4})); });
     combine(row_weights);
     EXPECT_EQ(returned.as<float>()[3], 2.0f);
   });

@@ -179,7 +179,7 @@ TEST(ExchangeSharedTest, WrongRowsAreRefused) {
     refused(three, "shared is bf16 [3, 8]");
     refused(wide, "shared is f16 [2, 8], must be bf16 or f32");
     refused(columns, "its rows must be contiguous");
-    refused(null, "shared starts at");
+    refused(null, "shared is bf16 [2, 8] at a null pointer");
     exchange.combine(got.handle, got.experts.rows, output);
   });
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wrong_device.h: calls with tensors and streams of another device than theirs. Each must refuse
-// them before anything reads them, by a message that names the argument and both devices.
+// wrong_device.h: calls with tensors and streams of another device than theirs, and with tensors at
+// a null pointer. Each must refuse them before anything reads them, by a message that names the
+// argument, and both devices.
 #pragma once
 
 #include <functional>
@@ -51,9 +52,25 @@ inline void expect_stream_refused(Device wrong, Device right, const std::functio
   expect_invalid("the stream is of " + name_of(wrong) + ", must be of " + name_of(right), call);
 }
 
-/// Each argument in turn lies elsewhere, then all of them.
+/// A tensor with a shape and no memory, as torch has where storage was freed.
+inline void expect_null_refused(const std::string& argument, Device right, DType dtype,
+                                const std::function<void(const TensorView& null)>& call) {
+  SCOPED_TRACE(argument + " at a null pointer for " + name_of(right));
+  const TensorView null(nullptr, dtype, {4, 4}, right);
+  expect_invalid(" at a null pointer, must have memory", [&] { call(null); });
+  expect_invalid(": " + argument + " is ", [&] { call(null); });
+}
+
+/// Each argument in turn lies elsewhere or nowhere, then all of them.
 inline void expect_every_argument_refused(const Function& function, Device right) {
   const Stream stream = Stream::default_of(right);
+  for (std::size_t i = 0; i < function.arguments.size(); ++i) {
+    Views views(function.arguments.size(), view_on(right, function.dtype));
+    expect_null_refused(function.arguments[i], right, function.dtype, [&](const TensorView& null) {
+      views[i] = null;
+      function.call(views, stream);
+    });
+  }
   for (const Device wrong : {Device::cpu(), Device::cuda(0), Device::cuda(1)}) {
     if (wrong == right) continue;
     for (std::size_t i = 0; i < function.arguments.size(); ++i) {

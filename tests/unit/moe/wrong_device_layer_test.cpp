@@ -183,6 +183,18 @@ TEST(WrongDeviceOfClassesTest, IsNamedAndNothingIsSent) {
         }
         const Prepared prepared = object->prepare(input.arguments(), right);
         const TensorView& rows = prepared.experts.rows;
+        FinalizeArguments good{input.output, rows, WeightAndReduce::no_op()};
+        const auto refuses_null = [&](const char* name, TensorView FinalizeArguments::*member) {
+          expect_null_refused(name, device, DType::kBF16, [&](const TensorView& null) {
+            FinalizeArguments given = good;
+            given.*member = null;
+            object->finalize(given, right);
+          });
+        };
+        refuses_null("expert_output", &FinalizeArguments::expert_output);
+        refuses_null("output", &FinalizeArguments::output);
+        refuses_null("reduced", &FinalizeArguments::reduced);
+        refuses_null("shared", &FinalizeArguments::shared);
         for (const Stream stream : streams_of_others(device)) {
           const Device wrong = stream.device();
           FinalizeArguments results{input.output, rows, WeightAndReduce::no_op()};

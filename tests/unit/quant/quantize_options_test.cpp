@@ -121,6 +121,14 @@ TEST(QuantizeOptionsTest, SimulatedFormatsKeepTheDTypeAndNeedNoScales) {
                  [&] { dequantize(wrong, {}, schemes::kMxfp6E2M3, y); });
 }
 
+TEST(QuantizeOptionsTest, WithoutRowsStridesMeanNothing) {
+  const TensorView x(nullptr, DType::kF32, {0, 16}, {0, 0});
+  const TensorView q(nullptr, DType::kE4M3, {0, 16}, {0, 0});
+  const TensorView scales(nullptr, DType::kF32, {0, 1}, {0, 0});
+  quantize(x, schemes::kFp8Token, q, scales);
+  dequantize(q, scales, schemes::kFp8Token, x);
+}
+
 TEST(QuantizeOptionsTest, RefusesOddRowsOfFp4) {
   const Tensor x(DType::kBF16, {2, 15});
   const Tensor q(DType::kE2M1, {2, 15});
