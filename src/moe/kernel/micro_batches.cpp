@@ -2,10 +2,12 @@
 //
 // A ring of threads of which one has the turn. Only that one runs, also while an error unwinds the
 // others, so nothing but the turn itself needs a lock: handing it over orders all the rest. Who
-// waits too long says so and aborts the group, but unwinds no sooner than it has the turn.
+// waits too long, or hears an interrupt, says so and aborts the group, but unwinds no sooner than it
+// has the turn.
 
 #include "switchyard/micro_batches.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -19,6 +21,7 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "device/cuda_module.h"
 #include "moe/kernel/communication_order.h"
@@ -62,6 +65,8 @@ class Ring {
   void serve(Context& self, const std::function<void(int)>& body);
   void pass_turn(const Context& self);
   void wait_for_turn(Context& self);
+  void wait_for_others(const Context& self);
+  void listen(const Context& self, std::unique_lock<std::mutex>& lock);
   void end(Context& self);
   void record(const Context& self, const std::string& what);
   void record_late_turn(const Context& self, int holder);
@@ -74,6 +79,7 @@ class Ring {
   std::mutex mutex_;  // guards what follows, and has_ended
   int turn_ = 0;
   std::uint64_t num_turns_ = 0;
+  std::condition_variable all_ended_;
   std::exception_ptr error_;
   std::string reason_;
 };
@@ -108,6 +114,7 @@ void Ring::run(const std::function<void(int)>& body) {
       for (int id = static_cast<int>(threads.size()) + 1; id < size(); ++id) end(at(id));
     }
     serve(at(0), body);
+    wait_for_others(at(0));
   }
   if (error_) std::rethrow_exception(error_);
 }
@@ -141,6 +148,7 @@ void Ring::end(Context& self) {
   const std::lock_guard lock(mutex_);
   self.has_ended = true;
   if (turn_ == self.id) pass_turn(self);
+  all_ended_.notify_one();
 }
 
 // Itself when it is the last. Under the lock.
@@ -178,7 +186,9 @@ void Ring::wait_for_turn(Context& self) {
     // In slices, so that the time for which the whole job was stopped does not count.
     const Deadline deadline = Deadline::after_ms(turn_limit_.count());
     while (!is_moved() && !deadline.expired()) {
-      self.has_turn.wait_for(lock, std::chrono::milliseconds(kSliceMs), is_moved);
+      if (!self.has_turn.wait_for(lock, std::chrono::milliseconds(kSliceMs), is_moved)) {
+        listen(self, lock);
+      }
     }
     if (is_moved() || error_) continue;
     const int holder = turn_;
@@ -190,6 +200,33 @@ void Ring::wait_for_turn(Context& self) {
     fail(Errc::kAborted, "run_micro_batches: micro-batch {} was ended, because {}", self.id,
          reason_);
   }
+}
+
+// The caller's thread stays until the others have ended: it alone may hear interrupts.
+void Ring::wait_for_others(const Context& self) {
+  const auto have_ended = [&] {
+    return std::all_of(contexts_.begin(), contexts_.end(),
+                       [](const Context& context) { return context.has_ended; });
+  };
+  std::unique_lock lock(mutex_);
+  while (!all_ended_.wait_for(lock, std::chrono::milliseconds(kSliceMs), have_ended)) {
+    listen(self, lock);
+  }
+}
+
+// Without the lock while it asks, because the answer may take one of the program's.
+void Ring::listen(const Context& self, std::unique_lock<std::mutex>& lock) {
+  if (error_) return;
+  lock.unlock();
+  if (is_interrupted()) {
+    try {
+      fail(Errc::kAborted, "run_micro_batches: it was interrupted (micro-batch {} of rank {})",
+           self.id, group_.rank());
+    } catch (const Error& interrupted) {
+      record(self, interrupted.what());
+    }
+  }
+  lock.lock();
 }
 
 void Ring::yield(Context& self) {

@@ -13,6 +13,9 @@
 
 #include <gmock/gmock.h>
 
+#include "core/clock.h"
+#include "core/interrupt.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace switchyard {
@@ -221,6 +224,35 @@ TEST(MicroBatchesTest, WrongCallsAreRefused) {
     });
   });
 }
+
+// Interrupts are heard by the thread that called, whichever micro-batch waits for a peer.
+class InterruptTest : public testing::TestWithParam<bool> {
+ protected:
+  InterruptTest() {
+    caller = std::this_thread::get_id();
+    set_interrupt_check([] { return std::this_thread::get_id() == caller; });
+  }
+  ~InterruptTest() override { set_interrupt_check(nullptr); }
+
+  static inline std::thread::id caller;
+};
+
+TEST_P(InterruptTest, EndsTheCall) {
+  const auto engines = make_local_engines(2, kRanksTimeoutMs);
+  const Group group(engines[0]);  // rank 1 never comes
+  const std::int64_t start = now_ns();
+  const Error error = error_of([&] {
+    run_micro_batches(group, 2, [&](int m) {
+      if (m == 1) return group.barrier();
+      if (GetParam()) dbo_yield();
+    });
+  });
+  EXPECT_EQ(error.code(), Errc::kAborted) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("interrupted"));
+  EXPECT_LT(now_ns() - start, 10'000'000'000);  // of 30 s
+}
+
+INSTANTIATE_TEST_SUITE_P(WaitingForTheTurnOrTheEnd, InterruptTest, testing::Bool());
 
 }  // namespace
 }  // namespace switchyard
