@@ -38,7 +38,10 @@ struct PrepareFinalizeOptions {
   std::optional<ScaleLayout> scale_layout{};
   std::int64_t expert_alignment = 1;   ///< kElasticPrefill
   std::int32_t num_micro_batches = 0;  ///< 0: those of the mirrored class
-  ExchangeOptions exchange{};          ///< the device, and how this rank uses it
+  /// Instead of how rows of the backend travel: PrepareFinalizeConfig::wire_scheme.
+  std::optional<QuantScheme> wire_scheme{};
+  bool defers_input_quant = false;  ///< PrepareFinalizeConfig::defers_input_quant
+  ExchangeOptions exchange{};       ///< the device, and how this rank uses it
 };
 
 /// A class and its configuration.

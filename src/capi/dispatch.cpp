@@ -211,6 +211,13 @@ sy_status sy_dispatch_sources(sy_dispatch* dispatch, const sy_tensor* rank, cons
   });
 }
 
+sy_status sy_dispatch_choices(sy_dispatch* dispatch, const sy_tensor* k, void* stream) {
+  return call(__func__, [&] {
+    const Open of = open(dispatch);
+    of.exchange->write_row_sources(of.handle(), {.k = view_of(k, "k")}, of.stream(stream));
+  });
+}
+
 sy_status sy_dispatch_wire_bytes(sy_dispatch* dispatch, int64_t* sent, int64_t* returned) {
   return call(__func__, [&] {
     const Open of = open(dispatch);

@@ -49,7 +49,7 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   config.reduce = reduce_of(from.reduce).value_or(Reduce::kPerRank);
   config.combine_scheme =
       wire_scheme_of(from.combine_scheme, "combine_scheme", from.combine_dtype, "combine_dtype");
-  config.sends_weights = !from.omits_weights;
+  config.sends_weights = !from.no_sends_weights;
   config.expert_alignment = from.expert_alignment == 0 ? 1 : from.expert_alignment;
   config.worst_case_rows = from.worst_case_rows;
   config.zero_padding = from.zero_padding;

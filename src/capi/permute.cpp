@@ -23,6 +23,12 @@ PermuteOptions options_of(const sy_permute_options& from) {
   options.expert_map = optional_view(from.expert_map, "expert_map");
   options.expert_num_tokens = optional_view(from.expert_num_tokens, "expert_num_tokens");
   options.alignment = from.alignment == 0 ? kDeepGemmAlignment : from.alignment;
+  const auto padding_from_name = [](std::string_view name) -> std::optional<CompatPadding> {
+    if (name == "none") return CompatPadding::kNone;
+    return name == "owner" ? std::optional(CompatPadding::kOwner) : std::nullopt;
+  };
+  options.compat_padding = named(from.compat_padding, "compat_padding", CompatPadding::kNone,
+                                 padding_from_name, "none or owner");
   return options;
 }
 

@@ -47,7 +47,7 @@ namespace {
 PrepareFinalizeOptions options_of(const sy_prepare_options* given, std::int32_t num_experts) {
   const sy_prepare_options from = read_sized(given, "options");
   PrepareFinalizeOptions options;
-  options.use_cudagraph = !from.enforce_eager;
+  options.use_cudagraph = !from.no_use_cudagraph;
   options.nvfp4_dispatch = from.nvfp4_dispatch;
   if (from.global_to_physical != nullptr) {
     options.global_to_physical = {from.global_to_physical, static_cast<std::size_t>(num_experts)};
@@ -58,6 +58,8 @@ PrepareFinalizeOptions options_of(const sy_prepare_options* given, std::int32_t 
   }
   options.expert_alignment = from.expert_alignment == 0 ? 1 : from.expert_alignment;
   options.num_micro_batches = from.num_micro_batches;
+  if (from.wire_scheme != nullptr) options.wire_scheme = scheme_of(from.wire_scheme, "wire_scheme");
+  options.defers_input_quant = from.defers_input_quant;
   options.exchange = exchange_options_of(from.exchange);
   return options;
 }
@@ -140,6 +142,7 @@ sy_status sy_prepare_choose(const sy_moe_config* moe, sy_quant_config* quant,
     to.scale_layout = name_of(of.config.scale_layout);
     to.num_micro_batches = of.config.num_micro_batches;
     to.slices_experts = of.config.slices_experts;
+    if (of.config.wire_scheme.has_value()) to.wire_scheme = name_of_scheme(*of.config.wire_scheme);
     write_sized(choice, "choice", to);
   });
 }

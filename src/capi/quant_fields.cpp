@@ -20,7 +20,7 @@ ScaleFormat scale_format_of(const char* name) {
 
 QuantExtras QuantFields::extras() {
   QuantExtras extras;
-  extras.is_scale_swizzled = !value(&sy_quant_options::scales_not_swizzled);
+  extras.is_scale_swizzled = !value(&sy_quant_options::no_is_scale_swizzled);
   extras.gemm1_alpha = number(&sy_quant_options::gemm1_alpha);
   extras.gemm1_beta = number(&sy_quant_options::gemm1_beta);
   extras.gemm1_clamp_limit = number(&sy_quant_options::gemm1_clamp_limit);
@@ -56,7 +56,7 @@ void QuantFields::check_all_read(const char* builder) const {
       {"group_size", o.group_size != 0},
       {"per_act_token_quant", o.per_act_token_quant},
       {"per_out_ch_quant", o.per_out_ch_quant},
-      {"scales_not_swizzled", o.scales_not_swizzled}};
+      {"no_is_scale_swizzled", o.no_is_scale_swizzled}};
   for (const auto& [name, is_left] : fields) {
     check(!is_left, "{} is set, but builder \"{}\" has no such option; clear it", name, builder);
   }

@@ -55,6 +55,10 @@ static void check_counts(sy_dispatch* dispatch, int32_t rank) {
   const sy_tensor tr = TENSOR(rows, SY_I32, 2);
   CHECK_OK(sy_dispatch_sources(dispatch, &ts, &tt, &tr, NULL));
   CHECK(source[0] == 0 && source[1] == 1 && token[1] == 0 && rows[0] == 1 && rows[1] == 1);
+  int32_t choice[2] = {-1, -1};
+  const sy_tensor tc = TENSOR(choice, SY_I32, 2);
+  CHECK_OK(sy_dispatch_choices(dispatch, &tc, NULL));
+  CHECK(choice[0] == rank && choice[1] == rank);  // expert 0 is the first choice, 3 the second
 }
 
 static void check_output(const Token* token, float expected) {

@@ -114,6 +114,28 @@ static int32_t rank_of(sy_group* group) {
   return info.rank;
 }
 
+// How rows travel, and whether there is memory for rows that are not quantized.
+static void check_wire(sy_group* group, const sy_moe_config* moe) {
+  sy_prepare_options options = {.struct_size = sizeof(options), .wire_scheme = "fp8_token"};
+  sy_prepare_choice choice = {.struct_size = sizeof(choice)};
+  CHECK_OK(sy_prepare_choose(moe, NULL, &options, &choice));
+  CHECK(strcmp(choice.scheme, "none") == 0 && strcmp(choice.wire_scheme, "fp8_token") == 0);
+  size_t bytes[2];
+  for (int defers = 0; defers < 2; ++defers) {
+    options.defers_input_quant = defers != 0;
+    sy_prepare_finalize* prepare = NULL;
+    CHECK_OK(sy_prepare_finalize_create(group, moe, NULL, &options, &prepare));
+    sy_prepare_finalize_info info = {.struct_size = sizeof(info)};
+    CHECK_OK(sy_prepare_finalize_describe(prepare, &info));
+    bytes[defers] = info.window_bytes;
+    CHECK_OK(sy_prepare_finalize_destroy(prepare));
+  }
+  CHECK(bytes[1] > bytes[0]);
+  options.wire_scheme = "fp9";
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "wire_scheme is \"fp9\"",
+                sy_prepare_choose(moe, NULL, &options, &choice));
+}
+
 static sy_status run_factory(void* user, sy_group* group) {
   (void)user;
   const int32_t rank = rank_of(group);
@@ -123,6 +145,8 @@ static sy_status run_factory(void* user, sy_group* group) {
   CHECK_OK(sy_prepare_choose(&moe, NULL, NULL, &choice));
   CHECK(strcmp(choice.kind, "low_latency") == 0 && strcmp(choice.scheme, "none") == 0);
   CHECK(strcmp(choice.scale_layout, "row_major") == 0 && !choice.slices_experts);
+  CHECK(choice.wire_scheme == NULL);
+  check_wire(group, &moe);
 
   sy_prepare_finalize* prepare = NULL;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "group is NULL",

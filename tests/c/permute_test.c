@@ -76,6 +76,15 @@ static void test_new(void) {
   CHECK_OK(sy_gather(out.x, &ids, &weights, out.inv_perm, NULL, &output, NULL, NULL));
   check_sums(&batch);
   CHECK_OK(sy_permuted_destroy(permuted));
+  options.compat_padding = "owner";
+  CHECK_OK(sy_permute(&x, &scales, &ids, 2, &options, NULL, NULL, &permuted));
+  CHECK_OK(sy_permuted_tensors(permuted, &out));
+  const int32_t* owners = out.m_indices->data;
+  CHECK(owners[3] == 0 && owners[7] == 1);  // padding behind each expert's rows
+  CHECK_OK(sy_permuted_destroy(permuted));
+  options.compat_padding = "zero";
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "compat_padding is \"zero\", must be none or owner",
+                sy_permute(&x, &scales, &ids, 2, &options, NULL, NULL, &permuted));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "sy_permuted was destroyed",
                 sy_permuted_tensors(permuted, &out));
   options.scale_layout = "swizzled";

@@ -140,6 +140,14 @@ class SymbolsTest(unittest.TestCase):
             run(C_COMPILER, "-std=c11", "-I", ROOT / "include", source, "-o", program)
             self.assertEqual(run(program), SIZES.read_text(encoding="utf-8"))
 
+    def test_flags_that_are_true_by_default_have_no_before_their_name(self):
+        """Zero is the default in C. Of the structs of C++ that C has options of."""
+        mirrored = ("exchange_config.h", "exchange_types.h", "quant_config_options.h", "prepare_finalize_factory.h")
+        text = "".join((ROOT / "include/switchyard" / name).read_text(encoding="utf-8") for name in mirrored)
+        fields = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
+        flags = set(re.findall(r"^  bool no_(\w+);", fields, re.MULTILINE)) - {"overlap"}  # SharedExpertsOrder::kNoOverlap
+        self.assertEqual(set(re.findall(r"^  bool (\w+) = true;", text, re.MULTILINE)), flags)
+
     def call_all(self, handle):
         with tempfile.TemporaryDirectory() as folder:
             source, program = pathlib.Path(folder, "a.c"), pathlib.Path(folder, "a")

@@ -78,7 +78,7 @@ typedef struct sy_quant_options {
   int32_t group_size;   ///< "gptq_marlin": inputs that share a scale; 0: all
   bool per_act_token_quant;
   bool per_out_ch_quant;
-  bool scales_not_swizzled;  ///< scales of nvfp4 and mxfp8 are rows, not tiles
+  bool no_is_scale_swizzled;  ///< scales of nvfp4 and mxfp8 are rows, not tiles
 } sy_quant_options;
 
 /// `builder`: "unquantized", "make", "fp8_w8a8", "int8_w8a8", "mxfp4_w4a16", "ocp_mx", "nvfp4",

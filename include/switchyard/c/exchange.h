@@ -44,7 +44,7 @@ typedef struct sy_exchange_config {
   int64_t capacity;                 ///< rows that an expert accepts; 0: as many as can arrive
   int32_t max_in_flight;            ///< handles that may be alive at once; 0: 1
   bool slices_experts;              ///< "all_gather": every rank holds a slice of every expert
-  bool omits_weights;               ///< topk_weights do not travel with dispatch
+  bool no_sends_weights;            ///< topk_weights do not travel with dispatch
   bool worst_case_rows;             ///< receive tensors always have their maximum size
   bool zero_padding;                ///< "expanded": zeroes rows and scales that no token fills
   const int32_t* experts_per_rank;  ///< [num_experts_per_rank] how many each rank holds, or none;
@@ -117,9 +117,9 @@ typedef struct sy_dispatch_options {
   size_t num_payloads;
   sy_dispatch* earlier;  ///< rows land where its rows landed; topk_ids are NULL then
   int64_t max_tokens;    ///< the largest T of all ranks in this call; 0: the configured one
-  int32_t slot;          ///< the in-flight slot, from 1; 0: the first free one
-  bool routing_only;     ///< rows do not travel
-  bool host_counts;      ///< GPUs: waits for counts: true sizes, sy_dispatch_counts; no capture
+  int32_t slot;       ///< the in-flight slot, from 1, one above that of C++; 0: the first free one
+  bool routing_only;  ///< rows do not travel
+  bool host_counts;   ///< GPUs: waits for counts: true sizes, sy_dispatch_counts; no capture
 } sy_dispatch_options;
 
 /// Both phases. tokens [T, H] bf16, f16, f32 or quantized; topk_ids [T, K] i32 or i64, -1 for none;
@@ -177,6 +177,8 @@ SY_API sy_status sy_dispatch_counts(sy_dispatch* dispatch, sy_host_counts* count
 SY_API sy_status sy_dispatch_sources(sy_dispatch* dispatch, const sy_tensor* rank,
                                      const sy_tensor* token, const sy_tensor* rows_per_rank,
                                      void* stream);
+/// i32 tensor [N] on the device: which of its token's choices each row serves, RowOrigin::k.
+SY_API sy_status sy_dispatch_choices(sy_dispatch* dispatch, const sy_tensor* k, void* stream);
 /// Bytes that left this rank for other ranks. GPUs: for other hosts; of one host SY_NOT_SUPPORTED.
 SY_API sy_status sy_dispatch_wire_bytes(sy_dispatch* dispatch, int64_t* sent, int64_t* returned);
 

@@ -33,6 +33,7 @@ typedef struct sy_permute_options {
   int64_t alignment;                   ///< 0: 128
   const char*
       scale_layout;  ///< sy_permute: "row_major" (NULL), "column_major", "column_major_aligned"
+  const char* compat_padding;  ///< m_indices of padding rows: "none" (NULL), -1; "owner", as vLLM's
 } sy_permute_options;
 
 /// ScatterOutputs: the caller's memory. NULL where the text says so.

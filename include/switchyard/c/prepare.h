@@ -29,8 +29,10 @@ typedef struct sy_prepare_options {
   const sy_exchange_options* exchange;  ///< the device, and how this rank uses it; NULL: defaults
   int64_t expert_alignment;             ///< "elastic_prefill"; 0: 1
   int32_t num_micro_batches;            ///< 0: those of the mirrored class
-  bool enforce_eager;                   ///< deepep_v2: exact shapes instead of fixed ones
+  bool no_use_cudagraph;                ///< deepep_v2: exact shapes instead of fixed ones
   bool nvfp4_dispatch;                  ///< deepep_low_latency: rows travel as nvfp4
+  const char* wire_scheme;              ///< how rows travel; NULL: as the backend sends them
+  bool defers_input_quant;  ///< memory for calls with defer_input_quant, as these need it
 } sy_prepare_options;
 
 /// What the factory chooses, without making it. Not collective.
@@ -42,6 +44,7 @@ typedef struct sy_prepare_choice {
   const char* scale_layout;   ///< "row_major", "column_major", "column_major_aligned" or "swizzled"
   int32_t num_micro_batches;  ///< 0: those of the mirrored class
   bool slices_experts;
+  const char* wire_scheme;  ///< how rows travel, where not as `scheme`; else NULL
 } sy_prepare_choice;
 SY_API sy_status sy_prepare_choose(const sy_moe_config* moe, sy_quant_config* quant,
                                    const sy_prepare_options* options, sy_prepare_choice* choice);

@@ -176,6 +176,8 @@ void check_mx_alignment(const PrepareFinalizeConfig& config, const QuantConfig& 
 PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& quant,
                              const PrepareFinalizeOptions& options) {
   check_mx_alignment(choice.config, quant);
+  if (options.wire_scheme.has_value()) choice.config.wire_scheme = options.wire_scheme;
+  choice.config.defers_input_quant = options.defers_input_quant;
   apply_static_scale(choice.config, quant);
   choice.config.scale_layout = scale_layout_of(choice, quant, options);
   if (choice.kind == PrepareKind::kElasticPrefill) {
