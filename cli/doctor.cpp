@@ -45,10 +45,8 @@ std::string launcher() {
 std::vector<DoctorSetting> settings() {
   std::vector<DoctorSetting> result;
   for (const SettingInfo& info : all_settings()) {
-    const SettingValue value = setting(info.name);
-    const bool is_secret = std::string_view(info.name) == "SWITCHYARD_SECRET";
-    result.push_back({info.name, is_secret && !value.text.empty() ? "(set)" : value.text,
-                      switchyard::name_of(value.origin)});
+    const SettingValue value = shown_setting(info.name);
+    result.push_back({info.name, value.text, switchyard::name_of(value.origin)});
   }
   return result;
 }

@@ -13,6 +13,7 @@
 #include "switchyard/log.h"
 
 #include "core/fail.h"
+#include "errors.h"
 #include "gil.h"
 #include "module.h"
 #include "tensors.h"
@@ -34,7 +35,7 @@ struct PySetting {
 };
 
 PySetting describe(const SettingInfo& info) {
-  const SettingValue now = setting(info.name);
+  const SettingValue now = shown_setting(info.name);
   return {info.name, now.text, name_of(now.origin), info.default_text, info.help};
 }
 
@@ -69,10 +70,9 @@ void send(const std::shared_ptr<const void>& callback, LogLevel level, int rank,
 
 void log_to(nb::handle callback) {
   if (callback.is_none()) return set_log_callback({});
-  require(
-      PyCallable_Check(callback.ptr()) != 0, Errc::kInvalidArgument,
-      "set_log_callback: the callback is a {}, must be callable as (level, rank, subsystem, text)",
-      text_of(callback.type().attr("__name__")));
+  if (PyCallable_Check(callback.ptr()) == 0)
+    fail_type("set_log_callback: callback", callback,
+              "callable as (level, rank, subsystem, text), or None");
   set_log_callback([kept = keep(nb::borrow(callback))](
                        LogLevel level, int rank, std::string_view subsystem,
                        std::string_view text) { send(kept, level, rank, subsystem, text); });
@@ -91,7 +91,7 @@ void log_level(const std::string& name) {
 void bind_settings(nb::module_& m) {
   nb::class_<PySetting>(m, "Setting", "An environment variable of the library, and what holds now.")
       .def_ro("name", &PySetting::name)
-      .def_ro("value", &PySetting::value)
+      .def_ro("value", &PySetting::value, "What counts now; a secret is \"(set)\".")
       .def_ro("origin", &PySetting::origin, "\"default\", \"environment\" or \"program\".")
       .def_ro("default", &PySetting::default_value)
       .def_ro("help", &PySetting::help)

@@ -57,7 +57,7 @@ sy_status sy_setting_read(int32_t index, sy_setting* setting) {
           sy_num_settings() - 1);
     const SettingInfo& info = all_settings()[static_cast<std::size_t>(index)];
     static thread_local std::string value;
-    const SettingValue found = switchyard::setting(info.name);
+    const SettingValue found = shown_setting(info.name);
     value = found.text;
     write_sized(setting, "setting",
                 {0, info.name, info.help, info.default_text, value.c_str(), name_of(found.origin)});

@@ -83,6 +83,12 @@ SettingValue setting(std::string_view name) {
   return {info.default_text, SettingOrigin::kDefault};
 }
 
+SettingValue shown_setting(std::string_view name) {
+  SettingValue value = setting(name);
+  if (name == "SWITCHYARD_SECRET" && !value.text.empty()) value.text = "(set)";
+  return value;
+}
+
 std::int64_t setting_integer(std::string_view name, std::int64_t min, std::int64_t max) {
   const std::string text = setting(name).text;
   std::int64_t value = 0;

@@ -30,6 +30,9 @@ const char* name_of(SettingOrigin origin) noexcept;
 /// Errors: kInternal when the table has no such name.
 SettingValue setting(std::string_view name);
 
+/// As reports and programs see it: a secret that is set is "(set)".
+SettingValue shown_setting(std::string_view name);
+
 /// Errors: kInvalidArgument when the text is not a whole number from `min` to `max`.
 std::int64_t setting_integer(std::string_view name, std::int64_t min, std::int64_t max);
 

@@ -117,3 +117,10 @@ def test_an_interpreter_ends_with_a_callback(run_program):
     """
     code, _, error = run_program(source)
     assert code == 0, error
+
+
+def test_the_secret_is_not_shown(monkeypatch):
+    assert switchyard.settings()["SWITCHYARD_SECRET"].value == ""
+    monkeypatch.setenv("SWITCHYARD_SECRET", "hush")
+    shown = switchyard.settings()["SWITCHYARD_SECRET"]
+    assert (shown.value, shown.origin) == ("(set)", "environment") and "hush" not in repr(shown)

@@ -13,6 +13,8 @@
 //     every other field, so `{.struct_size = sizeof(x), ...}` says what differs from it. NULL
 //     instead of a struct of options: all defaults. A struct that a function fills needs its
 //     struct_size too.
+//   - Fields have the names of C++ and Python. Where a flag is true there by default, it has `no_`
+//     before its name here, so that zero is the default.
 //   - `const sy_tensor*` may be NULL where the text says "or NULL".
 //   - `void* stream` is a cudaStream_t of the device that the handle or the first tensor is on;
 //     NULL is that device's default stream of the calling thread (cudaStreamPerThread). On CPUs it
@@ -161,7 +163,8 @@ typedef struct sy_setting {
   const char* name;
   const char* help;
   const char* default_value;
-  const char* value;   ///< the one that counts; valid until the next call of this thread
+  const char*
+      value;  ///< the one that counts, a secret as "(set)"; valid until this thread's next call
   const char* origin;  ///< "default", "environment" or "program"
 } sy_setting;
 SY_API int32_t sy_num_settings(void);
