@@ -5,6 +5,7 @@
 #include "switchyard/compat/deep_ep/elastic_buffer.h"
 
 #include "compat.h"
+#include "errors.h"
 
 #include <nanobind/stl/vector.h>
 
@@ -21,12 +22,15 @@ constexpr const char* kName = "ElasticBuffer";
 // Keywords of a dispatch without a handle; `sf` and topk_weights are arguments of both.
 deep_ep::ElasticDispatchOptions options_from(const nb::dict& keywords) {
   deep_ep::ElasticDispatchOptions options;
-  options.num_max_tokens_per_rank = nb::cast<std::int64_t>(keywords["num_max_tokens_per_rank"]);
-  options.expert_alignment = nb::cast<std::int64_t>(keywords["expert_alignment"]);
-  options.do_expand = nb::cast<bool>(keywords["do_expand"]);
-  options.do_cpu_sync = nb::cast<bool>(keywords["do_cpu_sync"]);
-  options.do_zero_padding = nb::cast<bool>(keywords["do_zero_padding"]);
-  options.use_tma_aligned_col_major_sf = nb::cast<bool>(keywords["use_tma_aligned_col_major_sf"]);
+  const auto set = [&](const char* name, auto& member, const char* type) {
+    member = argument<std::remove_reference_t<decltype(member)>>(keywords[name], name, type);
+  };
+  set("num_max_tokens_per_rank", options.num_max_tokens_per_rank, "int");
+  set("expert_alignment", options.expert_alignment, "int");
+  set("do_expand", options.do_expand, "bool");
+  set("do_cpu_sync", options.do_cpu_sync, "bool");
+  set("do_zero_padding", options.do_zero_padding, "bool");
+  set("use_tma_aligned_col_major_sf", options.use_tma_aligned_col_major_sf, "bool");
   return options;  // do_handle_copy stays: the caller's ids need not outlive the handle
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/fail.h"
 #include "dtypes.h"
+#include "errors.h"
 #include "names.h"
 #include "tensors.h"
 
@@ -83,6 +84,15 @@ struct FieldEntry {
   std::function<nb::object(const T&)> get;
 };
 
+/// A keyword of a call that is a member of its options.
+template <typename T, typename Member>
+FieldEntry<T> keyword(const char* name, Member T::*member) {
+  return {name,
+          Field<Member>::type(),
+          [member](T& options, nb::handle value) { options.*member = Field<Member>::from(value); },
+          {}};
+}
+
 /// The members of T that Python has; filled when its class is bound.
 template <typename T>
 std::vector<FieldEntry<T>>& fields_of() {
@@ -99,8 +109,7 @@ bool set_field(T& config, const std::string& name, nb::handle value) {
     try {
       field.set(config, value);
     } catch (const nb::cast_error&) {
-      throw nb::type_error(
-          (name + ": " + nb::repr(value).c_str() + ", must be " + field.type).c_str());
+      fail_type(name, value, field.type);
     }
     return true;
   }

@@ -48,7 +48,7 @@ DType dtype_from_text(std::string_view text) {
   }
   fail(Errc::kInvalidArgument,
        "dtype: {}, must be float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, "
-       "int8, uint8, uint16, int32, int64 or one of the names in docs/python.md",
+       "int8, uint8, uint16, int32, int64, float4_e2m1fn_x2 or a name that docs/python.md lists",
        text);
 }
 
@@ -75,7 +75,9 @@ DType dtype_from(nb::handle value) {
     return static_cast<DType>(PyLong_AsLong(found));
   }
   const DType dtype = look_up(value);
-  PyDict_SetItem(known, value.ptr(), nb::int_(static_cast<int>(dtype)).ptr());
+  if (PyDict_SetItem(known, value.ptr(), nb::int_(static_cast<int>(dtype)).ptr()) != 0) {
+    PyErr_Clear();  // not hashable: looked up each time
+  }
   return dtype;
 }
 

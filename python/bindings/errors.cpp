@@ -4,23 +4,31 @@
 
 #include "errors.h"
 
+#include <exception>
 #include <memory>
-#include <optional>
+#include <new>
 #include <string>
 
 #include "switchyard/error.h"
 
+#include "core/fail.h"
 #include "core/interrupt.h"
 #include "tensors.h"
+
+#include <nanobind/stl/string.h>
 
 namespace switchyard::python {
 namespace {
 
-// What this thread raised inside a callback or a wait.
+// What this thread raised inside a callback, or in a signal handler during a wait.
 thread_local std::shared_ptr<const void> raised_inside;
+thread_local bool is_of_signal = false;
 
 // Keeps the newest; the GIL is held.
-void keep_raised(nb::object exception) { raised_inside = keep(std::move(exception)); }
+void keep_raised(nb::object exception, bool by_signal) {
+  raised_inside = keep(std::move(exception));
+  is_of_signal = by_signal;
+}
 
 nb::object take_raised() {
   const std::shared_ptr<const void> taken = std::move(raised_inside);
@@ -33,7 +41,7 @@ bool has_signal() {
   const WithGil held;
   if (PyErr_CheckSignals() == 0) return false;
   nb::python_error raised;
-  keep_raised(nb::borrow(raised.value()));
+  keep_raised(nb::borrow(raised.value()), true);
   return true;
 }
 
@@ -43,16 +51,20 @@ bool is_ordinary(nb::handle exception) {
 
 void raise(nb::handle exception) { PyErr_SetObject(exception.type().ptr(), exception.ptr()); }
 
+nb::object make_error(Errc code, const char* text) {
+  return nb::module_::import_("switchyard.errors").attr("make_error")(name_of(code), text);
+}
+
+// What a signal handler raises ends the wait as itself, for example KeyboardInterrupt.
 void raise_error(const Error& error) {
   const nb::object inside = take_raised();
-  if (inside.is_valid() && !is_ordinary(inside)) return raise(inside);  // KeyboardInterrupt
-  const nb::object made = nb::module_::import_("switchyard.errors")
-                              .attr("make_error")(name_of(error.code()), error.what());
+  if (inside.is_valid() && (is_of_signal || !is_ordinary(inside))) return raise(inside);
+  const nb::object made = make_error(error.code(), error.what());
   if (inside.is_valid()) PyException_SetCause(made.ptr(), nb::object(inside).release().ptr());
   raise(made);
 }
 
-void translate(const std::exception_ptr& thrown, void*) {
+void raise_known(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
@@ -60,6 +72,22 @@ void translate(const std::exception_ptr& thrown, void*) {
   } catch (const CallbackError& error) {
     take_raised();
     raise(error.raised());
+  } catch (const nb::cast_error&) {
+    raise(nb::module_::import_("switchyard.errors")
+              .attr("ArgumentTypeError")("an argument is of a type that the call does not take"));
+  } catch (const std::bad_alloc&) {
+    raise(make_error(Errc::kOutOfMemory, "out of memory"));
+  } catch (const std::exception& error) {
+    raise(make_error(Errc::kInternal, error.what()));
+  }
+}
+
+// Making the Python exception may run a signal handler, which may raise.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    raise_known(thrown);
+  } catch (nb::python_error& raised) {
+    raised.restore();
   }
 }
 
@@ -69,8 +97,22 @@ void throw_callback_error(nb::python_error& raised) {
   const nb::object exception = nb::borrow(raised.value());
   const std::string text = std::string(nb::str(exception.type().attr("__name__")).c_str()) + ": " +
                            nb::str(exception).c_str();
-  keep_raised(exception);
+  keep_raised(exception, false);
   throw CallbackError(text, raised_inside);
+}
+
+void fail_type(std::string_view name, nb::handle value, std::string_view type) {
+  constexpr std::size_t kMaxShown = 80;
+  const bool is_plain = value.is_none() || nb::isinstance<nb::str>(value) ||
+                        nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value);
+  const std::string shown =
+      is_plain ? text_of(nb::module_::import_("builtins").attr("ascii")(value)).substr(0, kMaxShown)
+               : "a " + text_of(value.type().attr("__name__"));
+  const bool is_too_large = nb::isinstance<nb::int_>(value) && type == "int";
+  require(!is_too_large, Errc::kInvalidArgument, "{}: {} is out of range", name, shown);
+  raise(nb::module_::import_("switchyard.errors")
+            .attr("ArgumentTypeError")(fmt::format("{}: {}, must be {}", name, shown, type)));
+  throw nb::python_error();
 }
 
 void bind_errors(nb::module_& m) {

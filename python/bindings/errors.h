@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "gil.h"
@@ -45,6 +46,18 @@ auto in_callback(Function&& function) {
     nb::python_error raised;
     throw_callback_error(raised);
   }
+}
+
+/// Raises ArgumentTypeError "name: value, must be type"; InvalidArgumentError where the value is an
+/// int and an int was wanted, which is then out of range. With the GIL.
+[[noreturn]] void fail_type(std::string_view name, nb::handle value, std::string_view type);
+
+/// An argument as a T, or fail_type.
+template <typename T>
+T argument(nb::handle value, std::string_view name, std::string_view type) {
+  T converted{};
+  if (!nb::try_cast(value, converted)) fail_type(name, value, type);
+  return converted;
 }
 
 /// Translators, and Ctrl-C in waits.

@@ -29,7 +29,8 @@ PyExchange make_exchange(const PyGroup& py_group, nb::handle given, const nb::kw
   const auto group = py_group.live();
   const Exclusive call = py_group.call();
   ExchangeConfig config;
-  if (!given.is_none()) config = nb::cast<ExchangeConfig>(given);
+  if (!given.is_none())
+    config = argument<ExchangeConfig>(given, "Exchange: config", "an ExchangeConfig");
   ExchangeOptions options;
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
@@ -81,11 +82,12 @@ nb::tuple row_sources(const PyExchange& self, const PyDispatched& dispatched,
   PyTensor rank = arrays.allocate(DType::kI32, shape, exchange->device());
   PyTensor token = arrays.allocate(DType::kI32, shape, exchange->device());
   PyTensor per_rank = arrays.allocate(DType::kI32, ranks, exchange->device());
+  PyTensor k = arrays.allocate(DType::kI32, shape, exchange->device());
   const Stream stream = arrays.stream(exchange->device());
   without_gil([&] {
-    exchange->write_row_sources(handle, {rank.view, token.view, per_rank.view}, stream);
+    exchange->write_row_sources(handle, {rank.view, token.view, per_rank.view, k.view}, stream);
   });
-  return nb::make_tuple(rank, token, per_rank);
+  return nb::make_tuple(rank, token, per_rank, k);
 }
 
 }  // namespace
@@ -137,9 +139,10 @@ void bind_exchange(nb::module_& m) {
            "only.")
       .def("row_sources", &row_sources, nb::arg("received"), nb::arg("stream").none() = nb::none(),
            nb::sig("def row_sources(self, received: Dispatched, stream: StreamLike = None) -> "
-                   "tuple[Tensor, Tensor, Tensor]"),
-           "(rank [N], token [N], rows_per_rank [P]) i32, where the rows are; -1 in rows without a "
-           "token.")
+                   "tuple[Tensor, Tensor, Tensor, Tensor]"),
+           "(rank [N], token [N], rows_per_rank [P], k [N]) i32, where the rows are; -1 in rows "
+           "without a token.\nk: which of its token's choices a row serves; token-major: the "
+           "highest here.")
       .def(
           "wire_bytes",
           [](const PyExchange& self, nb::handle handle) {

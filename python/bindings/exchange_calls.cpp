@@ -21,8 +21,7 @@ namespace switchyard::python {
 PyHandle& handle_of(nb::handle value) {
   if (nb::isinstance<PyDispatched>(value)) return *nb::cast<const PyDispatched&>(value).handle;
   if (nb::isinstance<PyHandle>(value)) return nb::cast<PyHandle&>(value);
-  fail(Errc::kInvalidArgument, "handle: a {}, must be what dispatch or dispatch_send returned",
-       text_of(value.type().attr("__name__")));
+  fail_type("handle", value, "what dispatch or dispatch_send returned");
 }
 
 namespace {
@@ -139,7 +138,8 @@ struct CombineArguments {
 
   void set(const std::string& key, nb::handle value) {
     if (key == "rows_are_weighted") {
-      options.rows_are = nb::cast<bool>(value) ? RowsAre::kWeighted : RowsAre::kUnweighted;
+      options.rows_are =
+          argument<bool>(value, key, "bool") ? RowsAre::kWeighted : RowsAre::kUnweighted;
     } else if (key == "row_weights") {
       options.row_weights = arrays.in(value, "combine: row_weights");
     } else if (key == "topk_weights") {

@@ -77,20 +77,10 @@ void bind_exchange_configs(nb::module_& m) {
              "GPUs of several hosts: messages have the size of what crosses; waits for counts.")
       .done();
   auto& options = fields_of<DispatchOptions>();
-  options.push_back({"max_tokens",
-                     "int",
-                     [](auto& o, nb::handle v) { o.max_tokens = nb::cast<std::int64_t>(v); },
-                     {}});
-  options.push_back({"routing_only",
-                     "bool",
-                     [](auto& o, nb::handle v) { o.routing_only = nb::cast<bool>(v); },
-                     {}});
-  options.push_back({"host_counts",
-                     "bool",
-                     [](auto& o, nb::handle v) { o.host_counts = nb::cast<bool>(v); },
-                     {}});
-  options.push_back(
-      {"slot", "int", [](auto& o, nb::handle v) { o.slot = nb::cast<std::int32_t>(v); }, {}});
+  options.push_back(keyword("max_tokens", &DispatchOptions::max_tokens));
+  options.push_back(keyword("routing_only", &DispatchOptions::routing_only));
+  options.push_back(keyword("host_counts", &DispatchOptions::host_counts));
+  options.push_back(keyword("slot", &DispatchOptions::slot));
 }
 
 }  // namespace switchyard::python

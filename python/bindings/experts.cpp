@@ -58,19 +58,20 @@ PyExperts from_weights(nb::handle gate, nb::handle up, nb::handle down, const st
     if (found != std::end(tensors)) {
       *found->second = arrays.in(value, found->first);
     } else if (word == "block") {
-      weights.block = {nb::cast<std::int32_t>(value[0]), nb::cast<std::int32_t>(value[1])};
+      weights.block = {argument<std::int32_t>(value[0], "block[0]", "int"),
+                       argument<std::int32_t>(value[1], "block[1]", "int")};
     } else if (word == "intermediate") {
       options.intermediate = scheme_from(value);
     } else if (word == "intermediate_scale") {
       options.intermediate_scale = arrays.in(value, "intermediate_scale");
     } else if (word == "activation") {
-      activation = nb::cast<std::string>(value);
+      activation = argument<std::string>(value, word, "str");
     } else if (word == "alpha") {
-      alpha = nb::cast<float>(value);
+      alpha = argument<float>(value, word, "float");
     } else if (word == "beta") {
-      beta = nb::cast<float>(value);
+      beta = argument<float>(value, word, "float");
     } else if (word == "limit") {
-      limit = nb::cast<float>(value);
+      limit = argument<float>(value, word, "float");
     } else if (word == "device") {
       device = device_from(value);
     } else {
@@ -84,8 +85,8 @@ PyExperts from_weights(nb::handle gate, nb::handle up, nb::handle down, const st
 PyExperts from_function(nb::object function, const std::string& name, nb::handle device,
                         bool is_batch_invariant, bool expects_unquantized_inputs,
                         bool supports_packed_ue8m0_act_scales) {
-  require(PyCallable_Check(function.ptr()) != 0, Errc::kInvalidArgument,
-          "from_function: the function cannot be called, must take (rows, output)");
+  if (PyCallable_Check(function.ptr()) == 0)
+    fail_type("from_function: function", function, "callable as (rows, output)");
   return {Part<Experts>(std::make_unique<PythonExperts>(
       std::move(function),
       PythonExperts::Facts{name, device_from(device), is_batch_invariant,

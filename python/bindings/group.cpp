@@ -54,10 +54,9 @@ StoreFunctions store_functions(nb::handle store) {
     set = store[0];
     get = store[1];
   } else {
-    require(
-        nb::hasattr(store, "set") && nb::hasattr(store, "get"), Errc::kInvalidArgument,
-        "store: {}, must be an address, a path, a pair of functions or an object with set and get",
-        nb::repr(store).c_str());
+    if (!nb::hasattr(store, "set") || !nb::hasattr(store, "get"))
+      fail_type("store", store,
+                "an address, a path, a pair of functions or an object with set and get");
     set = store.attr("set");
     get = store.attr("get");
   }

@@ -8,6 +8,7 @@
 #include "switchyard/micro_batches.h"
 #include "switchyard/modular_kernel.h"
 
+#include "errors.h"
 #include "gil.h"
 #include "layer.h"
 #include "module.h"
@@ -40,6 +41,8 @@ struct PyKernel {
 // A part stays the caller's when the kernel cannot be made.
 PyKernel make(PyPrepareFinalize& prepare, PyExperts& routed, nb::handle shared_value,
               nb::handle gate, const std::string& order) {
+  if (!shared_value.is_none() && !nb::isinstance<PyExperts>(shared_value))
+    fail_type("ModularKernel: shared_experts", shared_value, "Experts or None");
   auto* shared = shared_value.is_none() ? nullptr : &nb::cast<PyExperts&>(shared_value);
   require(shared != &routed, Errc::kInvalidArgument,
           "ModularKernel: shared_experts are the experts, must be others");

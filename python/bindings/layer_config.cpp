@@ -78,7 +78,9 @@ void bind_sizes(nb::module_& m) {
           "From the members of ParallelOptions: uses expert parallelism when it is enabled and "
           "there is more than one rank.")
       .def_prop_ro("use_all2all_kernels", &ParallelConfig::use_all2all_kernels)
-      .def_prop_ro("use_batched_activation_format", &ParallelConfig::use_batched_activation_format);
+      .def_prop_ro("use_batched_activation_format", &ParallelConfig::use_batched_activation_format)
+      .def_prop_ro("needs_round_robin_routing_tables",
+                   &ParallelConfig::needs_round_robin_routing_tables);
   ConfigClass<MoEConfig>(m, "MoEConfig", "Sizes of a layer (vLLM's FusedMoEConfig).")
       .field("num_experts", &MoEConfig::num_experts)
       .field("num_topk", &MoEConfig::num_topk)
@@ -109,8 +111,7 @@ struct FactoryCall {
     for (const auto& [key, value] : keywords) {
       const std::string name = nb::cast<std::string>(key);
       if (name == "global_to_physical") {
-        physical = nb::cast<std::vector<std::int64_t>>(
-            nb::hasattr(value, "tolist") ? value.attr("tolist")() : nb::borrow(value));
+        physical = whole_numbers(value, "global_to_physical");
         options.global_to_physical = physical;
       } else if (!set_field(options, name, value) && !set_field(options.exchange, name, value)) {
         throw nb::type_error(("got an unexpected keyword argument '" + name + "'").c_str());
@@ -125,35 +126,14 @@ struct FactoryCall {
 void bind_factory(nb::module_& m) {
   auto& fields = fields_of<PrepareFinalizeOptions>();
   using Options = PrepareFinalizeOptions;
-  fields.push_back({"use_cudagraph",
-                    "bool",
-                    [](Options& o, nb::handle v) { o.use_cudagraph = nb::cast<bool>(v); },
-                    {}});
-  fields.push_back({"nvfp4_dispatch",
-                    "bool",
-                    [](Options& o, nb::handle v) { o.nvfp4_dispatch = nb::cast<bool>(v); },
-                    {}});
-  fields.push_back(
-      {"reduce",
-       "str",
-       [](Options& o, nb::handle v) { o.reduce = Field<std::optional<Reduce>>::from(v); },
-       {}});
-  fields.push_back({"scale_layout",
-                    "str",
-                    [](Options& o, nb::handle v) {
-                      o.scale_layout = Field<std::optional<ScaleLayout>>::from(v);
-                    },
-                    {}});
-  fields.push_back(
-      {"expert_alignment",
-       "int",
-       [](Options& o, nb::handle v) { o.expert_alignment = nb::cast<std::int64_t>(v); },
-       {}});
-  fields.push_back(
-      {"num_micro_batches",
-       "int",
-       [](Options& o, nb::handle v) { o.num_micro_batches = nb::cast<std::int32_t>(v); },
-       {}});
+  fields.push_back(keyword("use_cudagraph", &Options::use_cudagraph));
+  fields.push_back(keyword("nvfp4_dispatch", &Options::nvfp4_dispatch));
+  fields.push_back(keyword("reduce", &Options::reduce));
+  fields.push_back(keyword("scale_layout", &Options::scale_layout));
+  fields.push_back(keyword("expert_alignment", &Options::expert_alignment));
+  fields.push_back(keyword("num_micro_batches", &Options::num_micro_batches));
+  fields.push_back(keyword("wire_scheme", &Options::wire_scheme));
+  fields.push_back(keyword("defers_input_quant", &Options::defers_input_quant));
   m.def(
       "choose_prepare_finalize",
       [](const MoEConfig& moe, const PyQuantConfig& quant, const nb::kwargs& keywords) {
@@ -167,7 +147,8 @@ void bind_factory(nb::module_& m) {
           "def choose_prepare_finalize(moe: MoEConfig, quant: QuantConfig, *, use_cudagraph: bool "
           "= True, nvfp4_dispatch: bool = False, global_to_physical: Sequence[int] | Array = (), "
           "reduce: str | None = None, scale_layout: str | None = None, expert_alignment: int = 1, "
-          "num_micro_batches: int = 0) -> tuple[str, PrepareFinalizeConfig]"),
+          "num_micro_batches: int = 0, wire_scheme: SchemeLike | None = None, defers_input_quant: "
+          "bool = False) -> tuple[str, PrepareFinalizeConfig]"),
       "(kind, config) of the class that implements the configured backend (vLLM's "
       "maybe_make_prepare_finalize).");
   m.def(
@@ -181,11 +162,13 @@ void bind_factory(nb::module_& m) {
             [&] { return make_prepare_finalize(*ranks, moe, quant.config, call.options); }))};
       },
       nb::arg("group"), nb::arg("moe"), nb::arg("quant"), nb::arg("options"),
-      nb::sig("def prepare_finalize_from_config(group: Group, moe: MoEConfig, quant: QuantConfig, "
-              "*, use_cudagraph: bool = True, nvfp4_dispatch: bool = False, global_to_physical: "
-              "Sequence[int] | Array = (), reduce: str | None = None, scale_layout: str | None = "
-              "None, expert_alignment: int = 1, num_micro_batches: int = 0, device: DeviceLike = "
-              "'cpu') -> PrepareFinalize"),
+      nb::sig(
+          "def prepare_finalize_from_config(group: Group, moe: MoEConfig, quant: QuantConfig, "
+          "*, use_cudagraph: bool = True, nvfp4_dispatch: bool = False, global_to_physical: "
+          "Sequence[int] | Array = (), reduce: str | None = None, scale_layout: str | None = "
+          "None, expert_alignment: int = 1, num_micro_batches: int = 0, wire_scheme: SchemeLike "
+          "| None = None, defers_input_quant: bool = False, device: DeviceLike = 'cpu') -> "
+          "PrepareFinalize"),
       "Makes the object that choose_prepare_finalize selects. Collective. `group`: the ranks that "
       "hold the experts.");
   m.def(

@@ -27,6 +27,7 @@ NB_MODULE(_native, m) {
   bind_permute(m);
   bind_reduce(m);
   bind_placement(m);
+  bind_expert_placement(m);
   bind_router(m);
   bind_experts(m);
   bind_prepare(m);

@@ -24,6 +24,7 @@ void bind_exchange(nb::module_& m);
 void bind_permute(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_placement(nb::module_& m);
+void bind_expert_placement(nb::module_& m);
 void bind_router(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_prepare(nb::module_& m);

@@ -14,6 +14,7 @@
 #include "switchyard/weight_and_reduce.h"
 
 #include "core/fail.h"
+#include "errors.h"
 
 #include <nanobind/nanobind.h>
 
@@ -127,6 +128,7 @@ inline std::optional<QuantScheme> named_scheme(std::string_view name) {
 inline QuantScheme scheme_from(nb::handle value) {
   QuantScheme scheme;
   if (nb::try_cast(value, scheme)) return scheme;
+  if (!nb::isinstance<nb::str>(value)) fail_type("scheme", value, "a QuantScheme or its name");
   const std::string name = nb::str(value).c_str();
   const auto found = named_scheme(name);
   require(

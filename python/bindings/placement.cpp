@@ -11,22 +11,50 @@
 #include "switchyard/eplb.h"
 
 #include "core/fail.h"
+#include "errors.h"
 #include "gil.h"
 #include "module.h"
 #include "tensors.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 namespace switchyard::python {
 namespace {
 
-// A list, or an array of any integer type.
-template <typename T>
-std::vector<T> integers_from(nb::handle values) {
-  if (nb::hasattr(values, "tolist")) return nb::cast<std::vector<T>>(values.attr("tolist")());
-  return nb::cast<std::vector<T>>(values);
+std::vector<std::int32_t> ids_from(nb::handle values, const char* name) {
+  std::vector<std::int32_t> ids;
+  for (const std::int64_t id : whole_numbers(values, name)) {
+    require(std::in_range<std::int32_t>(id), Errc::kInvalidArgument,
+            "{}[{}] is {}, must be below 2^31", name, ids.size(), id);
+    ids.push_back(static_cast<std::int32_t>(id));
+  }
+  return ids;
+}
+
+// [layers][experts]: loads as integers in the ratios of those given, and whether there were layers.
+std::pair<std::vector<std::vector<std::int64_t>>, bool> loads_from(nb::handle values,
+                                                                   const char* name) {
+  return nb::cast<std::pair<std::vector<std::vector<std::int64_t>>, bool>>(
+      nb::module_::import_("switchyard.arrays").attr("loads")(values, name));
+}
+
+nb::object balance(nb::handle logical_load, const BalanceConfig& config) {
+  const auto [layers, are_layers] = loads_from(logical_load, "balance_experts: logical_load");
+  std::vector<std::vector<std::int32_t>> placements;
+  for (const auto& load : layers) placements.push_back(balance_experts(load, config));
+  return are_layers ? nb::cast(placements) : nb::cast(placements.front());
+}
+
+double balance_of(nb::handle logical_load, nb::handle physical_to_logical, std::int32_t num_ranks) {
+  const auto [layers, are_layers] = loads_from(logical_load, "load_balance: logical_load");
+  require(!are_layers, Errc::kInvalidArgument,
+          "load_balance: logical_load has two dimensions, must have one; call it for each layer");
+  return load_balance(layers.front(),
+                      ids_from(physical_to_logical, "load_balance: physical_to_logical"),
+                      num_ranks);
 }
 
 PyTensor tensor_of(const std::vector<std::int32_t>& values,
@@ -65,25 +93,21 @@ void bind_placement(nb::module_& m) {
       "balance_experts",
       [](nb::handle logical_load, std::int32_t num_physical, std::int32_t num_ranks,
          std::int32_t num_hosts, std::int32_t num_groups) {
-        return balance_experts(integers_from<std::int64_t>(logical_load),
-                               {num_physical, num_ranks, num_hosts, num_groups});
+        return balance(logical_load, {num_physical, num_ranks, num_hosts, num_groups});
       },
       nb::arg("logical_load"), nb::arg("num_physical"), nb::arg("num_ranks"), nb::kw_only(),
       nb::arg("num_hosts") = 1, nb::arg("num_groups") = 1,
-      nb::sig("def balance_experts(logical_load: Sequence[int] | Array, num_physical: int, "
-              "num_ranks: int, *, num_hosts: int = 1, num_groups: int = 1) -> list[int]"),
-      "[num_physical]: the logical expert of each physical one, in rank order, by DeepSeek's EPLB. "
-      "Groups that divide evenly among hosts stay on one host each.");
-  m.def(
-      "load_balance",
-      [](nb::handle logical_load, nb::handle physical_to_logical, std::int32_t num_ranks) {
-        return load_balance(integers_from<std::int64_t>(logical_load),
-                            integers_from<std::int32_t>(physical_to_logical), num_ranks);
-      },
-      nb::arg("logical_load"), nb::arg("physical_to_logical"), nb::arg("num_ranks"),
-      nb::sig("def load_balance(logical_load: Sequence[int] | Array, physical_to_logical: "
-              "Sequence[int] | Array, num_ranks: int) -> float"),
-      "The mean load of a rank divided by the largest; 1 is even.");
+      nb::sig("def balance_experts(logical_load: Sequence[float] | Array, num_physical: int, "
+              "num_ranks: int, *, num_hosts: int = 1, num_groups: int = 1) -> list[int] | "
+              "list[list[int]]"),
+      "[num_physical]: the logical expert of each physical one, in rank order, by DeepSeek's EPLB; "
+      "of a load [layers, experts]\n[layers, num_physical]. Loads are whole or not, and only their "
+      "ratios count. Groups that divide evenly among hosts\nstay on one host each.");
+  m.def("load_balance", &balance_of, nb::arg("logical_load"), nb::arg("physical_to_logical"),
+        nb::arg("num_ranks"),
+        nb::sig("def load_balance(logical_load: Sequence[float] | Array, physical_to_logical: "
+                "Sequence[int] | Array, num_ranks: int) -> float"),
+        "The mean load of a rank divided by the largest; 1 is even.");
   m.def(
       "choose_replica",
       [](std::int64_t token, std::int32_t num_replicas) {
@@ -115,7 +139,9 @@ void bind_placement(nb::module_& m) {
   m.def(
       "compute_logical_maps",
       [](nb::handle physical_to_logical, std::int32_t num_logical) {
-        return compute_logical_maps(integers_from<std::int32_t>(physical_to_logical), num_logical);
+        return compute_logical_maps(
+            ids_from(physical_to_logical, "compute_logical_maps: physical_to_logical"),
+            num_logical);
       },
       nb::arg("physical_to_logical"), nb::arg("num_logical"),
       nb::sig("def compute_logical_maps(physical_to_logical: Sequence[int] | Array, num_logical: "
@@ -134,7 +160,7 @@ void bind_placement(nb::module_& m) {
       .def(
           "add_counts",
           [](ExpertLoad& self, nb::handle expert_load) {
-            self.add_step(integers_from<std::int64_t>(expert_load));
+            self.add_step(whole_numbers(expert_load, "add_counts: expert_load"));
           },
           nb::arg("expert_load"),
           nb::sig("def add_counts(self, expert_load: Sequence[int] | Array) -> None"),
@@ -144,8 +170,9 @@ void bind_placement(nb::module_& m) {
           [](ExpertLoad& self, nb::handle physical_ids, nb::handle num_tokens) {
             Arrays arrays;
             const TensorView ids = arrays.in(physical_ids, "add_ids: physical_ids");
-            const std::int64_t num = num_tokens.is_none() ? (ids.num_dims() > 0 ? ids.shape(0) : 0)
-                                                          : nb::cast<std::int64_t>(num_tokens);
+            const std::int64_t num = num_tokens.is_none()
+                                         ? (ids.num_dims() > 0 ? ids.shape(0) : 0)
+                                         : argument<std::int64_t>(num_tokens, "num_tokens", "int");
             self.add_step(ids, num);
           },
           nb::arg("physical_ids"), nb::arg("num_tokens").none() = nb::none(),
@@ -157,7 +184,8 @@ void bind_placement(nb::module_& m) {
       .def(
           "logical_load",
           [](const ExpertLoad& self, nb::handle physical_to_logical, std::int32_t num_logical) {
-            return self.logical_load(integers_from<std::int32_t>(physical_to_logical), num_logical);
+            return self.logical_load(
+                ids_from(physical_to_logical, "logical_load: physical_to_logical"), num_logical);
           },
           nb::arg("physical_to_logical"), nb::arg("num_logical"),
           nb::sig("def logical_load(self, physical_to_logical: Sequence[int] | Array, num_logical: "

@@ -29,7 +29,9 @@ PyPrepareFinalize make(const std::string& kind_name, nb::handle group, nb::handl
                        const nb::kwargs& keywords) {
   const auto kind = enum_from<PrepareKind>(kind_name);
   PrepareFinalizeConfig config;
-  if (!given.is_none()) config = nb::cast<PrepareFinalizeConfig>(given);
+  if (!given.is_none())
+    config = argument<PrepareFinalizeConfig>(given, "make_prepare_finalize: config",
+                                             "a PrepareFinalizeConfig");
   ExchangeOptions options;
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
@@ -41,11 +43,8 @@ PyPrepareFinalize make(const std::string& kind_name, nb::handle group, nb::handl
   if (kind == PrepareKind::kLocal) {
     return {Part<PrepareFinalize>(without_gil([&] { return make_local(config, options); }))};
   }
-  if (!nb::isinstance<PyGroup>(group)) {
-    fail(Errc::kInvalidArgument,
-         "make_prepare_finalize: group is {}, must be a Group; only \"local\" needs none",
-         text_of(group));
-  }
+  if (!nb::isinstance<PyGroup>(group))
+    fail_type("make_prepare_finalize: group", group, "a Group; only \"local\" needs none");
   const auto& py_group = nb::cast<const PyGroup&>(group);
   const auto ranks = py_group.live();
   const Exclusive exclusive = py_group.call();

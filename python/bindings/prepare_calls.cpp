@@ -104,7 +104,8 @@ struct FinalizeCall {
       if (num_tokens.is_none())
         fail(Errc::kInvalidArgument,
              "finalize: neither out nor num_tokens is given, must be one of them");
-      const std::int64_t shape[] = {nb::cast<std::int64_t>(num_tokens), object.hidden()};
+      const std::int64_t shape[] = {
+          argument<std::int64_t>(num_tokens, "finalize: num_tokens", "int"), object.hidden()};
       output = nb::cast(arrays.allocate(DType::kBF16, shape, object.device()));
     }
     arguments.output = arrays.out(output, "finalize: out");
@@ -113,9 +114,9 @@ struct FinalizeCall {
   void set(const std::string& key, nb::handle value) {
     if (key == "weight_and_reduce") {
       arguments.weight_and_reduce.kind =
-          enum_from<WeightAndReduceKind>(nb::cast<std::string>(value));
+          enum_from<WeightAndReduceKind>(argument<std::string>(value, key, "str"));
     } else if (key == "micro_batch") {
-      arguments.micro_batch = nb::cast<int>(value);
+      arguments.micro_batch = argument<int>(value, key, "int");
     } else if (key == "shared") {
       arguments.shared = arrays.in(value, "finalize: shared");
     } else if (key == "reduced") {
@@ -160,30 +161,15 @@ nb::object finalize(const PyPrepareFinalize& self, nb::handle expert_output, nb:
 
 // The keywords of prepare.
 void add_keywords() {
-  auto& keywords = fields_of<PrepareArguments>();
+  using Arguments = PrepareArguments;
+  auto& keywords = fields_of<Arguments>();
   keywords.push_back(
-      {"apply_router_weight_on_input",
-       "bool",
-       [](auto& a, nb::handle v) { a.apply_router_weight_on_input = nb::cast<bool>(v); },
-       {}});
-  keywords.push_back(
-      {"micro_batch", "int", [](auto& a, nb::handle v) { a.micro_batch = nb::cast<int>(v); }, {}});
-  keywords.push_back({"defer_input_quant",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.defer_input_quant = nb::cast<bool>(v); },
-                      {}});
-  keywords.push_back({"weighs_in_place",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.weighs_in_place = nb::cast<bool>(v); },
-                      {}});
-  keywords.push_back({"max_tokens",
-                      "int",
-                      [](auto& a, nb::handle v) { a.max_tokens = nb::cast<std::int64_t>(v); },
-                      {}});
-  keywords.push_back({"host_counts",
-                      "bool",
-                      [](auto& a, nb::handle v) { a.host_counts = nb::cast<bool>(v); },
-                      {}});
+      keyword("apply_router_weight_on_input", &Arguments::apply_router_weight_on_input));
+  keywords.push_back(keyword("micro_batch", &Arguments::micro_batch));
+  keywords.push_back(keyword("defer_input_quant", &Arguments::defer_input_quant));
+  keywords.push_back(keyword("weighs_in_place", &Arguments::weighs_in_place));
+  keywords.push_back(keyword("max_tokens", &Arguments::max_tokens));
+  keywords.push_back(keyword("host_counts", &Arguments::host_counts));
 }
 
 constexpr const char* kPrepareSig =

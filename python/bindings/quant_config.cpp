@@ -108,11 +108,13 @@ void bind_builder(nb::class_<PyQuantConfig>& type, const char* name,
         Arrays arrays;
         for (const auto& [key, value] : keywords) {
           const std::string word = nb::cast<std::string>(key);
-          if (!set_option(options, word, value, arrays)) {
-            throw nb::type_error(
-                (std::string(name) + "() got an unexpected keyword argument '" + word + "'")
-                    .c_str());
+          try {
+            if (set_option(options, word, value, arrays)) continue;
+          } catch (const nb::cast_error&) {
+            fail_type(word, value, "of the type that docs/configuration.md has for it");
           }
+          throw nb::type_error(
+              (std::string(name) + "() got an unexpected keyword argument '" + word + "'").c_str());
         }
         return PyQuantConfig{build(options), arrays.take_held()};
       },

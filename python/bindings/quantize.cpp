@@ -51,10 +51,8 @@ nb::tuple quantize_rows(nb::handle x_array, nb::handle scheme_name, nb::handle s
   const TensorView scale = arrays.in(static_scale, "quantize: static_scale");
   nb::object q_object = nb::none(), scales_object = nb::none();
   if (!out.is_none()) {
-    if (!nb::isinstance<nb::tuple>(out) || nb::len(out) != 2) {
-      fail(Errc::kInvalidArgument, "quantize: out is {}, must be a pair (q, scales)",
-           nb::repr(out).c_str());
-    }
+    if (!nb::isinstance<nb::tuple>(out) || nb::len(out) != 2)
+      fail_type("quantize: out", out, "a pair (q, scales)");
     q_object = nb::borrow(out[0]);
     scales_object = nb::borrow(out[1]);
   } else {

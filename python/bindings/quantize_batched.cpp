@@ -44,10 +44,11 @@ PyTensor allocate_scales(Arrays& arrays, DType dtype, ScaleLayout layout,
 // (q, scales): those of the caller, or new ones for rows of `width` elements.
 struct Quantized {
   Quantized(Arrays& arrays, const char* function, nb::handle out, const QuantScheme& scheme,
-            ScaleLayout layout, const TensorView& x, std::int64_t width) {
+            ScaleLayout layout, const TensorView& x, std::int64_t width, bool takes_scale)
+      : is_scale_given(takes_scale) {
     if (!out.is_none()) {
-      require(nb::isinstance<nb::tuple>(out) && nb::len(out) == 2, Errc::kInvalidArgument,
-              "{}: out is {}, must be a pair (q, scales)", function, nb::repr(out).c_str());
+      if (!nb::isinstance<nb::tuple>(out) || nb::len(out) != 2)
+        fail_type(std::string(function) + ": out", out, "a pair (q, scales)");
       q_object = nb::borrow(out[0]);
       scales_object = nb::borrow(out[1]);
     } else {
@@ -66,7 +67,7 @@ struct Quantized {
     q_object = nb::cast(arrays.allocate(stored_dtype(scheme, x.dtype()), shape, x.device()));
     const DType dtype = scale_dtype(scheme);
     if (scheme.group == ScaleGroup::kTensor) {
-      if (rows.size() == 1) return;  // the scale is an argument
+      if (is_scale_given) return;
       const std::int64_t ones[] = {rows[0], 1, 1};
       scales_object = nb::cast(arrays.allocate(dtype, ones, x.device()));
     } else if (num_scales(scheme, width) > 0) {
@@ -77,6 +78,7 @@ struct Quantized {
 
   nb::tuple pair() const { return nb::make_tuple(q_object, scales_object); }
 
+  bool is_scale_given;  ///< that of schemes with one per tensor is an argument
   nb::object q_object = nb::none();
   nb::object scales_object = nb::none();
   TensorView q;
@@ -99,7 +101,7 @@ nb::tuple quantize_batch(nb::handle x_array, nb::handle counts_array, nb::handle
   const TensorView scale = arrays.in(static_scale, "quantize_batched: static_scale");
   require_dims(kName, x, 3, "[L, C, H]");
   const Quantized made(arrays, kName, out, scheme, enum_from<ScaleLayout>(scale_layout), x,
-                       x.shape(2));
+                       x.shape(2), false);
   const Stream stream = arrays.stream(x.device());
   without_gil([&] { quantize_batched(x, counts, scheme, made.q, made.scales, stream, scale); });
   return made.pair();
@@ -117,7 +119,7 @@ nb::tuple silu_mul(nb::handle x_array, nb::handle scheme_name, nb::handle counts
   const bool is_batch = counts.has_value();
   require_dims(kName, x, is_batch ? 3 : 2, is_batch ? "[L, T, 2I] with counts" : "[T, 2I]");
   const Quantized made(arrays, kName, out, scheme, enum_from<ScaleLayout>(scale_layout), x,
-                       x.shape(x.num_dims() - 1) / 2);
+                       x.shape(x.num_dims() - 1) / 2, true);
   const Stream stream = arrays.stream(x.device());
   const ActivationScale rule = fused ? ActivationScale::kFused : ActivationScale::kScheme;
   without_gil([&] {

@@ -7,6 +7,7 @@
 
 #include "core/fail.h"
 #include "device/cuda_module.h"
+#include "errors.h"
 
 namespace switchyard::python {
 namespace {
@@ -32,11 +33,8 @@ Stream stream_from(nb::handle value, Device device) {
     handle = handle.attr("ptr");
   }
   std::uintptr_t number = 0;
-  if (!nb::try_cast(handle, number)) {
-    fail(Errc::kInvalidArgument,
-         "stream: {}, must be an int or an object with __cuda_stream__, cuda_stream or ptr",
-         nb::repr(value).c_str());
-  }
+  if (!nb::try_cast(handle, number))
+    fail_type("stream", value, "an int or an object with __cuda_stream__, cuda_stream or ptr");
   return cuda_stream(number, device);
 }
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How each kind of array shows its memory: numpy by __array_interface__, which works for the types
-// of ml_dtypes too; torch by data_ptr(), which works for every dtype of every version; all others
-// by DLPack. What kind an array is depends on its type alone and is looked up once per type.
+// The array arguments of a call. What kind an array is depends on its type alone and is looked up
+// once per type; array_views.cpp has how each kind shows its memory.
 
 #include "tensors.h"
 
-#include <array>
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -15,33 +13,17 @@
 
 #include "core/fail.h"
 #include "core/strided_view.h"
-#include "dlpack.h"
 #include "dtypes.h"
+#include "errors.h"
 #include "gil.h"
 #include "streams.h"
+
+#include <nanobind/stl/vector.h>
 
 namespace switchyard::python {
 namespace {
 
 enum class Kind { kOwn, kNumpy, kTorch, kDLPack, kOther };
-
-struct Sizes {
-  std::array<std::int64_t, kMaxDims> values{};
-  std::size_t count = 0;
-
-  std::span<const std::int64_t> span() const { return {values.data(), count}; }
-};
-
-Sizes sizes_from(nb::handle sequence) {
-  Sizes sizes;
-  const std::size_t count = nb::len(sequence);
-  require(count <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, want at most {}",
-          count, kMaxDims);
-  for (const nb::handle size : nb::borrow<nb::sequence>(sequence)) {
-    sizes.values[sizes.count++] = nb::cast<std::int64_t>(size);
-  }
-  return sizes;
-}
 
 bool is_class(nb::handle type, const char* module, const char* name) {
   return text_of(type.attr("__module__")) == module && text_of(type.attr("__name__")) == name;
@@ -56,58 +38,26 @@ Kind kind_of_type(nb::handle type) {
   return nb::hasattr(type, "__dlpack__") ? Kind::kDLPack : Kind::kOther;
 }
 
-// With the GIL. Types are few; a reference keeps the address from being another type's.
+// With the GIL. A reference keeps the address from being another type's; a program that makes types
+// without end has those beyond the limit looked up each time.
 Kind kind_of(nb::handle array) {
+  constexpr std::size_t kMaxKnown = 64;
   static auto& known = *new std::map<PyObject*, Kind>;
   PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()));
   const auto found = known.find(type);
   if (found != known.end()) return found->second;
   const Kind kind = kind_of_type(type);
+  if (known.size() >= kMaxKnown) return kind;
   Py_INCREF(type);
   known.emplace(type, kind);
   return kind;
 }
 
-Device device_of_torch(nb::handle array) {
-  if (!nb::cast<bool>(array.attr("is_cuda"))) {
-    const nb::object device = array.attr("device");
-    if (text_of(device.attr("type")) != "cpu") {
-      fail(Errc::kInvalidArgument, "tensor: it is on {}, must be on cpu or cuda", text_of(device));
-    }
-    return Device::cpu();
-  }
-  return Device::cuda(nb::cast<std::int32_t>(array.attr("get_device")()));
-}
-
-Device device_of_dlpack(std::int32_t type, std::int32_t index) {
-  constexpr std::int32_t kPinned = 3;
-  if (type == static_cast<std::int32_t>(DeviceType::kCpu) || type == kPinned) return Device::cpu();
-  require(type == static_cast<std::int32_t>(DeviceType::kCuda), Errc::kInvalidArgument,
-          "tensor: DLPack device type {}, must be 1 (CPU) or 2 (CUDA)", type);
-  return Device::cuda(index);
-}
-
-// Two fp4 per byte: the library counts elements, torch and numpy count bytes.
-TensorView unpacked(const TensorView& bytes) {
-  Sizes shape, strides;
-  for (int dim = 0; dim < bytes.num_dims(); ++dim, ++shape.count, ++strides.count) {
-    const bool is_last = dim == bytes.num_dims() - 1;
-    shape.values[shape.count] = bytes.shape(dim) * (is_last ? 2 : 1);
-    strides.values[strides.count] = bytes.stride(dim) * (is_last ? 1 : 2);
-  }
-  return make_view(bytes.data(), DType::kE2M1, shape.span(), strides.span(), bytes.device());
-}
-
-nb::object call_dlpack(nb::handle array, Device device, Stream stream) {
-  const nb::object method = array.attr("__dlpack__");
-  const nb::object number =
-      device.is_cuda() ? nb::object(nb::int_(dlpack_number(stream))) : nb::object(nb::none());
-  try {
-    return method(nb::arg("stream") = number, nb::arg("max_version") = nb::make_tuple(1, 0));
-  } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_TypeError)) throw;  // older than DLPack 1.0
-  }
-  return device.is_cuda() ? method(nb::arg("stream") = number) : method();
+// The Tensor behind an array of kind kOwn.
+const PyTensor& own_tensor(nb::handle array, const char* name) {
+  require(nb::inst_ready(array), Errc::kInvalidArgument,
+          "{}: a Tensor whose __init__ did not run, must be made by Tensor(...)", name);
+  return *nb::inst_ptr<PyTensor>(array);
 }
 
 }  // namespace
@@ -117,7 +67,12 @@ std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides, Device device) {
   if (strides.empty()) return TensorView(data, dtype, shape, device);
-  return strided_view(data, dtype, shape, strides, device);
+  const TensorView view = strided_view(data, dtype, shape, strides, device);
+  for (int dim = 0; dim < view.num_dims(); ++dim) {
+    require(view.stride(dim) >= 0, Errc::kInvalidArgument,
+            "tensor: a stride of {} elements, must be at least 0", view.stride(dim));
+  }
+  return view;
 }
 
 PyTensor PyTensor::of(Tensor tensor, Stream stream) {
@@ -140,6 +95,11 @@ std::shared_ptr<const void> keep_all(std::vector<nb::object> objects) {
   return keep(std::move(list));
 }
 
+std::vector<std::int64_t> whole_numbers(nb::handle values, const char* name) {
+  return nb::cast<std::vector<std::int64_t>>(
+      nb::module_::import_("switchyard.arrays").attr("whole_numbers")(values, name));
+}
+
 Device device_from(nb::handle value) {
   if (!value.is_valid() || value.is_none()) return Device::cpu();
   Device device;
@@ -155,93 +115,20 @@ Device device_from(nb::handle value) {
   return Device::cuda(std::stoi(digits));
 }
 
-Arrays::Found Arrays::from_numpy(nb::handle array) {
-  const nb::object interface = array.attr("__array_interface__");
-  const DType dtype = dtype_from(array.attr("dtype"));
-  const nb::object data = interface["data"];
-  const Sizes shape = sizes_from(interface["shape"]);
-  const nb::object byte_strides = interface["strides"];
-  Sizes strides;
-  if (!byte_strides.is_none()) {
-    strides = sizes_from(byte_strides);
-    const std::int64_t size = bits_of(dtype) / 8;
-    for (std::int64_t& stride : std::span(strides.values.data(), strides.count)) {
-      require(stride >= 0 && stride % size == 0, Errc::kInvalidArgument,
-              "tensor: a stride of {} bytes, must be a multiple of the {} bytes of a {}, from 0",
-              stride, size, name_of(dtype));
-      stride /= size;
-    }
-  }
-  void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
-  return {make_view(pointer, dtype, shape.span(), strides.span(), Device::cpu()),
-          nb::cast<bool>(data[1])};
-}
-
-TensorView Arrays::from_torch(nb::handle array) {
-  const Device device = device_of_torch(array);
-  if (device.is_cuda()) {
-    has_torch_ = true;
-    torch_.push_back({nb::borrow(array)});
-  }
-  const DType dtype = dtype_from(array.attr("dtype"));
-  void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
-  const Sizes shape = sizes_from(array.attr("shape"));
-  const Sizes strides = sizes_from(array.attr("stride")());
-  if (dtype != DType::kE2M1) return make_view(pointer, dtype, shape.span(), strides.span(), device);
-  return unpacked(make_view(pointer, DType::kU8, shape.span(), strides.span(), device));
-}
-
-Arrays::Found Arrays::from_dlpack(nb::handle array) {
-  const nb::object place = array.attr("__dlpack_device__")();
-  const Device device =
-      device_of_dlpack(nb::cast<std::int32_t>(place[0]), nb::cast<std::int32_t>(place[1]));
-  const Stream stream = stream_so_far(device);
-  if (device.is_cuda()) imported_ = stream;
-  const nb::object capsule = call_dlpack(array, device, stream);
-  held_.push_back(capsule);  // not consumed: its destructor gives the memory back
-  const dlpack::Tensor* tensor = nullptr;
-  bool is_read_only = false;
-  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kVersionedName)) {
-    const auto* managed = static_cast<dlpack::Versioned*>(
-        PyCapsule_GetPointer(capsule.ptr(), dlpack::kVersionedName));
-    require(managed->major == dlpack::kMajor, Errc::kInvalidArgument,
-            "tensor: DLPack {}.{}, must be of version {}", managed->major, managed->minor,
-            dlpack::kMajor);
-    tensor = &managed->tensor;
-    is_read_only = (managed->flags & dlpack::kReadOnly) != 0;
-  } else {
-    auto* managed =
-        static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kName));
-    if (managed == nullptr) throw nb::python_error();
-    tensor = &managed->tensor;
-  }
-  require(tensor->num_dims >= 0 && tensor->num_dims <= kMaxDims, Errc::kInvalidArgument,
-          "tensor: {} dimensions, want at most {}", tensor->num_dims, kMaxDims);
-  const auto num_dims = static_cast<std::size_t>(tensor->num_dims);
-  std::span<const std::int64_t> strides;
-  if (tensor->strides != nullptr) strides = {tensor->strides, num_dims};
-  return {make_view(static_cast<std::byte*>(tensor->data) + tensor->byte_offset,
-                    dtype_from_dlpack(tensor->code, tensor->bits, tensor->lanes),
-                    {tensor->shape, num_dims}, strides, device),
-          is_read_only};
-}
-
 Arrays::Found Arrays::find(nb::handle array, const char* name) {
   switch (kind_of(array)) {
     case Kind::kOwn: {
-      const PyTensor& tensor = *nb::inst_ptr<PyTensor>(array);
+      const PyTensor& tensor = own_tensor(array, name);
       prefer(tensor.stream);
       if (tensor.torch != nullptr) torch_.push_back({nb::borrow(tensor.torch), tensor.stream});
       return {tensor.view};
     }
     case Kind::kNumpy: return from_numpy(array);
-    case Kind::kTorch: return {from_torch(array)};
+    case Kind::kTorch: return {from_torch(array, name)};
     case Kind::kDLPack: return from_dlpack(array);
     case Kind::kOther: break;
   }
-  fail(Errc::kInvalidArgument,
-       "{}: a {}, must be a switchyard.Tensor, a numpy array, a torch tensor or have __dlpack__",
-       name, nb::str(array.type().attr("__name__")).c_str());
+  fail_type(name, array, "a switchyard.Tensor, a numpy array, a torch tensor or have __dlpack__");
 }
 
 TensorView Arrays::in(nb::handle array, const char* name) {
@@ -268,7 +155,7 @@ void Arrays::prefer(nb::handle array) {
     has_torch_ = true;
     torch_.push_back({nb::borrow(array)});
   }
-  if (kind == Kind::kOwn) prefer(nb::inst_ptr<PyTensor>(array)->stream);
+  if (kind == Kind::kOwn) prefer(own_tensor(array, "stream").stream);
 }
 
 void Arrays::prefer(Stream filling) {

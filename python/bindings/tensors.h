@@ -44,8 +44,15 @@ TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shap
 std::shared_ptr<const void> keep(nb::object object);
 std::shared_ptr<const void> keep_all(std::vector<nb::object> objects);
 
+/// The elements of a list or an array of one dimension that are whole numbers, of any type. Errors:
+/// ArgumentTypeError, kInvalidArgument.
+std::vector<std::int64_t> whole_numbers(nb::handle values, const char* name);
+
 /// A Device, its name, or an object whose str() is its name (torch.device). None: the CPU.
 Device device_from(nb::handle value);
+
+/// Where a torch tensor is. Errors: kInvalidArgument (neither cpu nor cuda).
+Device device_of_torch(nb::handle array);
 
 /// The array arguments of one call.
 ///
@@ -106,7 +113,8 @@ class Arrays {
   };
   Found find(nb::handle array, const char* name);
   Found from_numpy(nb::handle array);
-  TensorView from_torch(nb::handle array);
+  TensorView from_torch(nb::handle array, const char* name);
+  TensorView view_of_torch(nb::handle array, const char* name);
   Found from_dlpack(nb::handle array);
   Stream stream_so_far(Device device) const;
   bool names_stream() const { return stream_argument_.is_valid() && !stream_argument_.is_none(); }

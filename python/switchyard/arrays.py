@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as arrays of numpy and torch, over the same memory."""
+"""Tensors as arrays of numpy and torch, over the same memory, and small arrays of numbers as lists."""
+import reprlib
+
 import numpy
+
+from switchyard._native import Tensor
+from switchyard.errors import ArgumentTypeError, InvalidArgumentError
 
 _OWN_NUMPY = {"f32", "f16", "i8", "u8", "u16", "i32", "i64", "e2m1"}  # e2m1: bytes with two elements
 _ML_DTYPES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu"}
@@ -40,3 +45,66 @@ def _part_of(torch, memory, dtype, tensor):
     storage = memory.untyped_storage()
     offset = (tensor.data_ptr() - storage.data_ptr()) // dtype.itemsize
     return torch.empty(0, dtype=dtype, device=memory.device).set_(storage, offset, tensor.shape, tensor.strides)
+
+
+def whole_numbers(values, name):
+    """Returns a list, or an array of any library and type, as ints."""
+    array = _numbers(values, name)
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{name} has the shape {array.shape}, must have one dimension")
+    return _as_ints(array, name)
+
+
+def loads(values, name):
+    """Returns ([layers][experts], whether `values` has layers): ints in the ratios of `values`, which may be fractions."""
+    array = _numbers(values, name)
+    if array.ndim not in (1, 2) or not array.shape[0]:
+        raise InvalidArgumentError(f"{name} has the shape {array.shape}, must be [experts] or [layers, experts]")
+    if array.dtype.kind == "u" and (array > 2**63 - 1).any():
+        array = array.astype(numpy.float64)
+    layers = array.reshape(-1, array.shape[-1])
+    if array.dtype.kind == "f":
+        layers = [_scaled(layer, name) for layer in layers]
+    return [_as_ints(numpy.asarray(layer), name) for layer in layers], array.ndim == 2
+
+
+def _scaled(layer, name):
+    """Fractions times a power of two, which keeps their ratios; the sum of 65535 of them fits into 63 bits."""
+    bits = 46
+    _refuse(layer, ~numpy.isfinite(layer), name, "a finite number")
+    largest = float(numpy.abs(layer).max(initial=0.0))
+    if largest < 2.0**bits and (layer == numpy.floor(layer)).all():
+        return layer
+    return numpy.rint(numpy.ldexp(layer.astype(numpy.float64), bits - int(numpy.frexp(largest)[1])))
+
+
+def _numbers(values, name):
+    if isinstance(values, Tensor):
+        values = to_numpy(values.to("cpu"))
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    try:
+        array = numpy.array(values)
+        if array.dtype == object and all(isinstance(value, int) for value in array.flat):
+            array = array.astype(numpy.float64)  # larger than any integer type
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # lists of several lengths, tensors of a GPU
+        array = None
+    if array is None or array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise ArgumentTypeError(f"{name} is {reprlib.repr(values)}, must be a list or an array of numbers")
+    return array
+
+
+def _as_ints(array, name):
+    wrong = numpy.zeros(array.shape, bool)
+    if array.dtype.kind == "u":
+        wrong = array > 2**63 - 1
+    elif array.dtype.kind == "f":
+        wrong = (array != numpy.floor(array)) | (numpy.abs(array) >= 2.0**63)
+    _refuse(array, wrong, name, "a whole number below 2^63")
+    return array.astype(numpy.int64).tolist()
+
+
+def _refuse(array, wrong, name, wanted):
+    if wrong.any():
+        at = int(numpy.argmax(wrong))
+        raise InvalidArgumentError(f"{name}[{at}] is {array[at]}, must be {wanted}")

@@ -20,6 +20,10 @@ class InvalidArgumentError(Error, ValueError):
     code = "invalid_argument"
 
 
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument is of a type that the call does not take."""
+
+
 class WorkspaceTooSmallError(Error, ValueError):
     """Memory from the caller is too small; the message says how much is needed."""
 

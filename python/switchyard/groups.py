@@ -125,27 +125,33 @@ def run_local(size: int, function: Callable[..., Result], *args: Any, timeout_ms
     groups = local_groups(size, timeout_ms)
     results: list[Any] = [None] * size
     errors: list[tuple[bool, int, BaseException]] = []  # (caused by another rank, rank, error) by time
-    ranks = [threading.Thread(target=_run_rank, args=(group, function, args, results, errors), daemon=True,
-                              name=f"switchyard rank {rank}") for rank, group in enumerate(groups)]
+    ends = [threading.Event() for _ in groups]
+    ranks = [threading.Thread(target=_run_rank, args=(group, function, args, results, errors, end), daemon=True,
+                              name=f"switchyard rank {rank}") for rank, (group, end) in enumerate(zip(groups, ends))]
     for thread in ranks:
         thread.start()
     try:
-        for thread in ranks:
-            thread.join()
+        _join(ranks, ends)
     except BaseException:  # Ctrl-C: nobody may wait for ranks that end
         for group in groups:
             if not group.is_closed:
                 group.abort("it was interrupted")
                 break
-        for thread in ranks:
-            thread.join()
+        _join(ranks, ends)
         raise
     if errors:
         raise min(errors, key=lambda entry: entry[0])[2]
     return results
 
 
-def _run_rank(group, function, args, results, errors) -> None:
+def _join(ranks, ends) -> None:
+    """Waits for the events first: in CPython 3.11 a thread whose join a signal interrupted counts as ended."""
+    for thread, end in zip(ranks, ends):
+        end.wait()
+        thread.join()
+
+
+def _run_rank(group, function, args, results, errors, end) -> None:
     rank = group.rank
     set_log_rank(rank)
     try:
@@ -156,4 +162,7 @@ def _run_rank(group, function, args, results, errors) -> None:
         if not group.is_closed:
             group.abort(f'it ended with the error "{type(error).__name__}: {error}"')
     finally:
-        group.close()
+        try:
+            group.close()
+        finally:
+            end.set()

@@ -205,6 +205,10 @@ def test_sizes():
         small, large = (deep_ep.ElasticBuffer.get_buffer_size_hint(group, tokens, 7168, 8) for tokens in (128, 4096))
         assert small % (2 << 20) == large % (2 << 20) == 0
         assert small >= 128 * 7168 * 2 and large > 8 * small
+        assert buffer.num_bytes == 0 and deep_ep.ElasticBuffer(group, num_bytes=3).num_bytes == 3
+        # The first function of DeepEP's README keeps a buffer that is large enough.
+        kept = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=128, hidden=7168, num_topk=8)
+        assert kept.group == group and small <= kept.num_bytes < large
 
     run_local(P, rank)
 

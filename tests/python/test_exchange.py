@@ -94,10 +94,10 @@ def test_origins_and_sources_agree():
         with exchange_of(group, layout="expanded") as exchange:
             received = exchange.dispatch(tokens, ids, weights)
             origins = exchange.row_origins(received)
-            ranks, token, per_rank = exchange.row_sources(received)
+            ranks, token, per_rank, k = exchange.row_sources(received)
             rows = received.rows.numpy()
-            for row, source, index in zip(origins["row"], origins["rank"], origins["token"]):
-                assert (ranks.numpy()[row], token.numpy()[row]) == (source, index)
+            for row, source, index, choice in zip(origins["row"], origins["rank"], origins["token"], origins["k"]):
+                assert (ranks.numpy()[row], token.numpy()[row], k.numpy()[row]) == (source, index, choice)
                 np.testing.assert_array_equal(rows[row], batch(source)[0][index])
             assert per_rank.numpy().tolist() == received.host.rows_per_rank
             dispatched, combined = exchange.wire_bytes(received)
@@ -247,7 +247,7 @@ def test_configs():
     (lambda e, t, i: e.dispatch(t[:, :4], i), "hidden|\\[T, 32\\]|4"),
     (lambda e, t, i: e.dispatch(t, i.astype(np.float32)), "topk_ids"),
     (lambda e, t, i: e.dispatch(t.tolist(), i), "tokens: a list"),
-    (lambda e, t, i: e.combine(3, t), "handle: a int"),
+    (lambda e, t, i: e.combine(3, t), "handle: 3, must be what dispatch"),
     (lambda e, t, i: e.combine(switchyard.Handle, t), "handle: a "),
 ])
 def test_wrong_arguments_change_nothing(call, phrase):

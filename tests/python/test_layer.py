@@ -194,7 +194,7 @@ def test_tensors_of_experts_outlive_their_call():
     (lambda: Experts(GATE, UP[:1], DOWN), "up"),
     (lambda: Experts(GATE, UP, DOWN, "magic"), "magic"),
     (lambda: Experts(GATE, UP, DOWN, activation="tanh"), "tanh"),
-    (lambda: Experts.from_function(3), "cannot be called"),
+    (lambda: Experts.from_function(3), "function: 3, must be callable"),
     (lambda: make_prepare_finalize("local", None, **SIZES).finalize(np.zeros((1, H), np.float32)), "neither out nor num_tokens"),
 ])
 def test_errors(call, phrase):

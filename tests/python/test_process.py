@@ -34,6 +34,18 @@ WAITS = {
         if sys.argv[1] == "0":
             switchyard.run_local(2, rank, timeout_ms=20000)
     """,
+    "overlapped": """
+        import sys, time, numpy as np, ml_dtypes, switchyard
+        group = switchyard.Group(int(sys.argv[1]), 2, sys.argv[2], timeout_ms=20000)
+        sizes = {"num_experts": 4, "num_topk": 2, "hidden": 128, "max_tokens_per_rank": 4}
+        weights = [np.ones(shape, ml_dtypes.bfloat16) for shape in ((2, 16, 128), (2, 16, 128), (2, 128, 16))]
+        kernel = switchyard.ModularKernel(switchyard.make_prepare_finalize("elastic_prefill", group, **sizes),
+                                          switchyard.Experts(*weights))
+        print("ready", flush=True)
+        if group.rank == 1:
+            time.sleep(30)
+        kernel.apply_overlapped(np.ones((4, 128), ml_dtypes.bfloat16), np.tile(np.array([0, 3]), (4, 1)), np.ones((4, 2), np.float32))
+    """,
 }
 
 
@@ -67,6 +79,49 @@ def test_a_handler_that_goes_on(start_program, tmp_path):
     time.sleep(0.3)
     ranks[0].send_signal(signal.SIGUSR1)
     assert ranks[0].communicate(timeout=30) == ("1\n", "") and ranks[1].communicate(timeout=30) == ("0\n", "")
+
+
+def test_a_handler_that_raises(start_program, tmp_path):
+    """The usual way to bound a call: the wait ends with what the handler raised."""
+    source = """
+        import signal, sys, time, switchyard
+        class Late(Exception):
+            pass
+        def handler(*_):
+            raise Late("too late")
+        signal.signal(signal.SIGALRM, handler)
+        group = switchyard.Group(int(sys.argv[1]), 2, sys.argv[2], timeout_ms=20000)
+        print("ready", flush=True)
+        if group.rank == 1:
+            time.sleep(30)
+        signal.alarm(1)
+        try:
+            group.barrier()
+        except Late as error:
+            print(error, error.__cause__)
+    """
+    ranks = [start_program(source, rank, tmp_path / "store") for rank in range(2)]
+    assert [process.stdout.readline() for process in ranks] == ["ready\n"] * 2
+    assert ranks[0].communicate(timeout=30) == ("too late None\n", "")
+
+
+def test_ctrl_c_waits_for_the_ranks_of_run_local(run_program):
+    code, output, errors = run_program("""
+        import os, signal, threading, time, switchyard
+        ended = []
+        def rank(group):
+            if group.rank == 0:
+                time.sleep(2)
+                ended.append(group.rank)
+            else:
+                group.barrier()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            switchyard.run_local(2, rank)
+        except KeyboardInterrupt:
+            print(ended)
+    """)
+    assert (code, output, errors) == (0, "[0]\n", "")
 
 
 def test_ctrl_c_in_a_callback(run_program):

@@ -25,6 +25,9 @@ STAND_IN = """
         def stride(self):
             return 3, 1
 
+        def is_neg(self):
+            return False
+
         def get_device(self):
             return 0
 

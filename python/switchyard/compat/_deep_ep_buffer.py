@@ -69,8 +69,8 @@ class Buffer:
         """`max_tokens_per_rank` is this library's own: an upper bound on the tokens of high-throughput calls,
         the same on every rank. 0: the ranks agree on one in each call that is given no `handle` and no
         `num_worst_tokens`, and the windows grow with it."""
-        del num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric, explicitly_destroy, enable_shrink
-        self.group = group
+        del num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
+        self.group, self.explicitly_destroy, self.enable_shrink = group, explicitly_destroy, enable_shrink
         self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
         self._group, self._owns_group = group_of(group, comm)
         self.rank, self.group_size = self._group.rank, self._group.size

@@ -15,6 +15,7 @@ _FROM_CALL = ("num_max_tokens_per_rank", "num_recv_tokens", "num_expanded_tokens
 _TENSORS = ("topk_idx", "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert",
             "num_unaligned_recv_tokens_per_expert")
 _SIZE_UNIT = 2 << 20
+_MAX_TOPK = 64
 
 
 class EPHandle:
@@ -85,9 +86,12 @@ class ElasticBuffer:
                  allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True, prefer_overlap_with_compute: bool = True,
                  sl_idx: int = 3, num_allocated_qps: int = 0, num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100,
                  explicitly_destroy: bool = False):
-        del num_cpu_bytes, hidden, num_topk, use_fp8_dispatch, sl_idx, num_cpu_timeout_secs, num_gpu_timeout_secs
+        del num_cpu_bytes, use_fp8_dispatch, sl_idx, num_cpu_timeout_secs, num_gpu_timeout_secs
         self.group = group
         self._group, self._owns_group = group_of(group)
+        if num_bytes is None:  # programs compare it with the hint to see whether a buffer suffices
+            num_bytes = self.get_buffer_size_hint(self._group, num_max_tokens_per_rank, hidden, num_topk,
+                                                  allow_multiple_reduction=allow_multiple_reduction) if hidden else 0
         self.rank_idx, self.num_ranks = self._group.rank, self._group.size
         self.num_rdma_ranks, self.num_nvlink_ranks = self.num_scaleout_ranks, self.num_scaleup_ranks = 1, self.num_ranks
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
@@ -118,10 +122,10 @@ class ElasticBuffer:
     def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0, use_fp8_dispatch: bool = False,
                              allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True) -> int:
         """Bytes of windows that one rank shares for expanded bf16 rows, a multiple of 2 MiB. No call here needs the number.
-        num_topk 0: the number of ranks."""
+        num_topk 0: the number of ranks, at most 64."""
         del use_fp8_dispatch, allow_hybrid_mode
         _, num_ranks = get_physical_domain_size(group)
-        config = ExchangeConfig(layout="expanded", num_experts=num_ranks, num_topk=num_topk or num_ranks, hidden=hidden,
+        config = ExchangeConfig(layout="expanded", num_experts=num_ranks, num_topk=num_topk or min(num_ranks, _MAX_TOPK), hidden=hidden,
                                 max_tokens_per_rank=num_max_tokens_per_rank, max_in_flight=2,
                                 reduce="per_rank" if allow_multiple_reduction else "per_expert")
         window_bytes, _ = config.memory(num_ranks)
