@@ -17,6 +17,8 @@ namespace {
 
 using Row = std::vector<std::string>;
 
+constexpr std::size_t kMaxValueBytes = 160;
+
 // Pads each column to its widest cell, with two spaces between columns.
 std::string aligned(const std::vector<Row>& rows) {
   std::vector<std::size_t> widths;
@@ -188,7 +190,8 @@ std::string part_section(const DoctorReport& report) {
 std::string setting_section(const DoctorReport& report) {
   std::vector<Row> rows;
   for (const DoctorSetting& one : report.settings) {
-    rows.push_back({one.name, one.value.empty() ? "(empty)" : one.value, one.origin});
+    rows.push_back(
+        {one.name, one.value.empty() ? "(empty)" : shorten(one.value, kMaxValueBytes), one.origin});
   }
   return section("settings", rows);
 }

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -17,7 +18,13 @@
 namespace switchyard {
 namespace {
 
-constexpr std::size_t kMaxReasonBytes = 600;  // which begins with the path
+constexpr std::size_t kMaxPathBytes = 160;
+
+// What the loader says, most often of the path with which it begins.
+std::string reason_of(const std::string& path, std::string_view text) {
+  if (!text.starts_with(path)) return std::string(text);
+  return shorten(path, kMaxPathBytes) + std::string(text.substr(path.size()));
+}
 
 // The file that this code is in. Of a program the loader knows only argv[0], which need not say
 // where it lies.
@@ -50,13 +57,13 @@ void* load_module_entry(const ModuleFile& file, std::string& why) {
   for (const std::string& path : candidates(setting(file.setting).text, file.name)) {
     void* handle = dlopen(path.c_str(), RTLD_NOW | (file.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (handle == nullptr) {
-      if (!is_there) reason = shorten(dlerror(), kMaxReasonBytes);
+      if (!is_there) reason = reason_of(path, dlerror());
       std::error_code ignored;
       is_there = is_there || std::filesystem::exists(path, ignored);
       continue;
     }
     if (void* address = dlsym(handle, file.entry)) return address;
-    reason = fmt::format("{} has no {}", shorten(path, kMaxReasonBytes), file.entry);
+    reason = fmt::format("{} has no {}", shorten(path, kMaxPathBytes), file.entry);
   }
   why = fmt::format("the {} module is not there ({}); {} or set {} to its path", file.title, reason,
                     file.how_to_get, file.setting);

@@ -28,12 +28,13 @@ CommandResult doctor(std::vector<std::string> arguments) {
 TEST(DoctorTest, ModulePathsThatAreTooLongAreCut) {
   for (const char* setting : {"SWITCHYARD_MPI_MODULE", "SWITCHYARD_CUDA_MODULE"}) {
     for (const std::size_t num_bytes : {1000u, 100'000u}) {
-      const CommandResult result =
-          run_command({"env", setting + ("=/" + std::string(num_bytes, 'x')), SWITCHYARD_CLI,
-                       "doctor", "--json"});
+      const CommandResult result = run_command(
+          {"env", setting + ("=/" + std::string(num_bytes, 'x')), SWITCHYARD_CLI, "doctor"});
       EXPECT_NE(result.exit_code, 3) << result.error.substr(0, 1000);
-      const auto json = nlohmann::json::parse(result.output, nullptr, false);
-      ASSERT_FALSE(json.is_discarded()) << setting;
+      EXPECT_THAT(result.output, HasSubstr("settings\n"));
+      EXPECT_THAT(result.output,
+                  HasSubstr("xxx...: cannot open shared object file: File name too"));
+      EXPECT_THAT(result.output, Not(HasSubstr(std::string(200, 'x'))));
     }
   }
 }
