@@ -117,7 +117,7 @@ Arrays::Found Arrays::from_numpy(nb::handle array) {
           nb::cast<bool>(data[1])};
 }
 
-TensorView Arrays::from_torch(nb::handle array, const char* name) {
+Arrays::Found Arrays::from_torch(nb::handle array, const char* name) {
   try {
     return view_of_torch(array, name);
   } catch (nb::python_error& error) {
@@ -126,21 +126,29 @@ TensorView Arrays::from_torch(nb::handle array, const char* name) {
   }
 }
 
-TensorView Arrays::view_of_torch(nb::handle array, const char* name) {
-  const Device device = device_of_torch(array);
+// With the negative bit, as of torch.conj(z).imag, memory has the other sign: torch makes a copy.
+Arrays::Found Arrays::view_of_torch(nb::handle given, const char* name) {
+  const Device device = device_of_torch(given);
+  const DType dtype = dtype_from(given.attr("dtype"));
+  nb::object array = nb::borrow(given);
+  const bool is_resolved = nb::cast<bool>(given.attr("is_neg")());
+  if (is_resolved) {
+    require(device.is_cpu() || !names_stream(), Errc::kInvalidArgument,
+            "{}: its negative bit is set, and torch's stream may be another; call resolve_neg()",
+            name);
+    array = given.attr("resolve_neg")();
+    held_.push_back(array);
+  }
   if (device.is_cuda()) {
     has_torch_ = true;
-    torch_.push_back({nb::borrow(array)});
+    torch_.push_back({array});
   }
-  const DType dtype = dtype_from(array.attr("dtype"));
   void* pointer = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
-  require(!nb::cast<bool>(array.attr("is_neg")()), Errc::kInvalidArgument,
-          "{}: its negative bit is set, so its memory has the other sign; call resolve_neg()",
-          name);
   const Sizes shape = sizes_from(array.attr("shape"));
   const Sizes strides = sizes_from(array.attr("stride")());
-  if (dtype != DType::kE2M1) return make_view(pointer, dtype, shape.span(), strides.span(), device);
-  return unpacked(make_view(pointer, DType::kU8, shape.span(), strides.span(), device));
+  const DType stored = dtype == DType::kE2M1 ? DType::kU8 : dtype;
+  const TensorView view = make_view(pointer, stored, shape.span(), strides.span(), device);
+  return {stored == dtype ? view : unpacked(view), false, is_resolved};
 }
 
 Arrays::Found Arrays::from_dlpack(nb::handle array) {

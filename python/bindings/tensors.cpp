@@ -124,7 +124,7 @@ Arrays::Found Arrays::find(nb::handle array, const char* name) {
       return {tensor.view};
     }
     case Kind::kNumpy: return from_numpy(array);
-    case Kind::kTorch: return {from_torch(array, name)};
+    case Kind::kTorch: return from_torch(array, name);
     case Kind::kDLPack: return from_dlpack(array);
     case Kind::kOther: break;
   }
@@ -145,6 +145,9 @@ TensorView Arrays::out(nb::handle array, const char* name) {
   const Found found = find(array, name);
   require(!found.is_read_only, Errc::kInvalidArgument,
           "{}: the array is read-only, must be writable", name);
+  require(!found.is_resolved, Errc::kInvalidArgument,
+          "{}: its negative bit is set, so its memory has the other sign; call resolve_neg()",
+          name);
   if (!device_) device_ = found.view.device();
   return found.view;
 }

@@ -110,11 +110,12 @@ class Arrays {
   struct Found {
     TensorView view;
     bool is_read_only = false;
+    bool is_resolved = false;  ///< a copy of the values, which the memory itself does not hold
   };
   Found find(nb::handle array, const char* name);
   Found from_numpy(nb::handle array);
-  TensorView from_torch(nb::handle array, const char* name);
-  TensorView view_of_torch(nb::handle array, const char* name);
+  Found from_torch(nb::handle array, const char* name);
+  Found view_of_torch(nb::handle array, const char* name);
   Found from_dlpack(nb::handle array);
   Stream stream_so_far(Device device) const;
   bool names_stream() const { return stream_argument_.is_valid() && !stream_argument_.is_none(); }
