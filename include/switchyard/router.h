@@ -37,7 +37,8 @@ struct RouterConfig {
   std::int32_t num_groups = 1;   ///< must divide E
   std::int32_t topk_groups = 1;  ///< groups that remain eligible
   float norm_min = 0.0f;         ///< norm_topk_prob divides by no less (Ernie-4.5: moe_norm_min)
-  /// The bias is added to the logits, and so counts in the weights too (gpt-oss).
+  /// The choice compares the logits, which order experts whose scores round to 1 (Llama-4). The
+  /// bias is added to them, and so counts in the weights too (gpt-oss).
   bool bias_on_logits = false;
   /// kSparseMixer (PhiMoE: router_jitter_noise): a logit x is near the largest, m, unless
   /// (m - x) / max(|x|, m) is above 2 * jitter.
@@ -62,9 +63,8 @@ SWITCHYARD_API void router_logits(const TensorView& hidden, const TensorView& ga
 ///   topk_ids      [T, K]  i32 or i64, contiguous; written
 ///   topk_weights  [T, K]  f32, contiguous; written
 ///
-/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. Sigmoid without groups and bias
-/// chooses by the logits, which still differ where their scores round to 1. Softmax and sigmoid use
-/// the library's own exp, so the bits are the same on every machine.
+/// With kTop2Sum and norm_topk_prob the divisor is sum + 1e-20. Softmax and sigmoid use the
+/// library's own exp, so the bits are the same on every machine.
 /// Errors: kInvalidArgument (shapes, dtypes, an inconsistent config).
 /// Source: Hugging Face DeepSeek-V2/V3, Qwen2-MoE, Mixtral, gpt-oss, Llama-4, Ernie-4.5 and PhiMoE
 /// routers.

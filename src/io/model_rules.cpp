@@ -135,6 +135,7 @@ void read_ernie_routing(const JsonObject& object, ModelConfig& config) {
 
 void read_llama4_routing(const JsonObject& object, ModelConfig& config) {
   config.router.scoring = Scoring::kSigmoid;
+  config.router.bias_on_logits = true;  // there is none; it chooses by the logits
   if (config.router.num_topk != 1) {
     object.refuse(config.family->keys.num_topk, "1: the weight is applied to the input");
   }

@@ -45,14 +45,10 @@ std::vector<float> sigmoids(std::span<const float> logits) {
   return scores;
 }
 
-// What the choice compares: biased scores; the logits themselves where they order as the scores do,
-// since scores of 1 no longer tell logits apart.
+// What the choice compares: scores with the bias, or the logits, which have it already.
 std::vector<float> compared_values(const RouterConfig& config, const std::vector<float>& logits,
                                    const std::vector<float>& scores, std::span<const float> bias) {
-  if (bias.empty() && config.scoring == Scoring::kSigmoid &&
-      config.group_selection == GroupSelection::kNone) {
-    return logits;
-  }
+  if (config.bias_on_logits) return logits;
   std::vector<float> choice = scores;
   for (std::size_t e = 0; e < bias.size(); ++e) choice[e] += bias[e];
   return choice;
@@ -199,8 +195,7 @@ Routing select_experts(const RouterConfig& config, const Table<float>& logits,
     }
     const std::vector<float> scores =
         config.scoring == Scoring::kSoftmax ? softmax(values) : sigmoids(values);
-    const std::vector<float> choice = compared_values(
-        config, values, scores, config.bias_on_logits ? std::span<const float>() : bias);
+    const std::vector<float> choice = compared_values(config, values, scores, bias);
     const std::vector<bool> allowed = allowed_experts(config, choice);
     std::int32_t k = 0;
     for (const std::int32_t e : ranking(choice)) {

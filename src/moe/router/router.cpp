@@ -128,9 +128,7 @@ class Selector {
     const bool is_sigmoid = config_.scoring == Scoring::kSigmoid;
     const bool adds_bias = !bias_.empty() && !config_.bias_on_logits;
     (is_sigmoid ? score_sigmoid : score_softmax)(logits, scores_);
-    const bool by_logits =
-        is_sigmoid && !adds_bias && config_.group_selection == GroupSelection::kNone;
-    const std::span<const float> compared = by_logits ? logits : scores_;
+    const std::span<const float> compared = config_.bias_on_logits ? logits : scores_;
     std::copy(compared.begin(), compared.end(), choice_.begin());
     for (std::size_t e = 0; adds_bias && e < bias_.size(); ++e) choice_[e] += bias_[e];
   }

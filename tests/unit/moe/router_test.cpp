@@ -149,9 +149,12 @@ TEST(RouterTest, NormDividesByNoLessThanItsMinimum) {
   EXPECT_THAT(run_router(config, logits, {}).topk_weights.data, ElementsAre(1.0f));
 }
 
-TEST(RouterTest, SigmoidTellsApartWhatRoundsToOne) {
+TEST(RouterTest, ByLogitsTheChoiceTellsApartScoresThatRoundToOne) {
   const Table<float> logits = one_token({20.0f, 40.0f, 30.0f});
-  const Routing routing = run_router(config_of(3, 2, Scoring::kSigmoid), logits, {});
+  RouterConfig config = config_of(3, 2, Scoring::kSigmoid);
+  EXPECT_THAT(run_router(config, logits, {}).topk_ids.data, ElementsAre(0, 1));
+  config.bias_on_logits = true;
+  const Routing routing = run_router(config, logits, {});
   EXPECT_THAT(routing.topk_ids.data, ElementsAre(1, 2));
   EXPECT_THAT(routing.topk_weights.data, ElementsAre(1.0f, 1.0f));
 }
