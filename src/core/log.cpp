@@ -2,11 +2,18 @@
 
 #include "core/log.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -31,16 +38,78 @@ std::atomic<LogLevel>& current_level() {
   return level;
 }
 
+// A line is one write to the end of the file, so that processes may share it.
+class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(int fd) : fd_(fd) {}
+  ~FileSink() override { close(fd_); }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    (void)!write(fd_, line.data(), line.size());
+  }
+  void flush_() override {}
+
+  int fd_;
+};
+
+using Logger = std::shared_ptr<spdlog::logger>;
+
+Logger make_logger(std::shared_ptr<spdlog::sinks::sink> sink) {
+  auto made = std::make_shared<spdlog::logger>("switchyard", std::move(sink));
+  made->set_pattern("%Y-%m-%d %H:%M:%S.%e %v");
+  made->set_level(spdlog::level::trace);
+  return made;
+}
+
+// The file that SWITCHYARD_LOG_FILE names for this rank, or empty.
+std::string log_file_of(int rank) {
+  const std::string pattern = setting("SWITCHYARD_LOG_FILE").text;
+  std::string path;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    const char next = i + 1 < pattern.size() ? pattern[i + 1] : ' ';
+    if (pattern[i] != '%' || std::strchr("hpr%", next) == nullptr) {
+      path += pattern[i];
+      continue;
+    }
+    ++i;
+    std::array<char, 256> host{};
+    if (next == 'h') gethostname(host.data(), host.size() - 1);
+    path += next == 'h'   ? std::string(host.data())
+            : next == 'p' ? std::to_string(getpid())
+            : next == 'r' ? rank < 0 ? std::string("-") : std::to_string(rank)
+                          : std::string("%");
+  }
+  return path;
+}
+
 struct Sink {
   std::mutex mutex;
   LogCallback callback;
-  std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>("switchyard",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("%Y-%m-%d %H:%M:%S.%e %v");
-    made->set_level(spdlog::level::trace);
-    return made;
-  }();
+  Logger to_stderr = make_logger(std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  std::map<std::string, Logger> files;  // by path
+
+  // A file that cannot be opened is said once; its lines go to stderr.
+  Logger logger_of(int rank) {
+    const std::string path = log_file_of(rank);
+    if (path.empty()) return to_stderr;
+    Logger& logger = files[path];
+    if (logger != nullptr) return logger;
+    constexpr mode_t kMode = 0644;
+    int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
+    if (fd >= 0 && fd <= STDERR_FILENO) {  // a standard stream is closed: it stays so
+      const int low = std::exchange(fd, fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+      close(low);
+    }
+    if (fd >= 0) return logger = make_logger(std::make_shared<FileSink>(fd));
+    to_stderr->log(spdlog::level::critical,
+                   fmt::format("rank {} warn  log: SWITCHYARD_LOG_FILE: {}: {}; lines go to stderr",
+                               rank < 0 ? std::string("-") : std::to_string(rank), path,
+                               std::strerror(errno)));
+    return logger = to_stderr;
+  }
 };
 
 // Never destroyed: a thread may still log while the process exits.
@@ -67,9 +136,11 @@ bool log_enabled(LogLevel level) noexcept {
 
 void write_log(LogLevel level, std::string_view subsystem, std::string_view text) {
   LogCallback callback;
+  Logger logger;
   {
     const std::lock_guard lock(sink().mutex);
     callback = sink().callback;
+    if (!callback) logger = sink().logger_of(log_rank);
   }
   if (callback) {
     callback(level, log_rank, subsystem, text);
@@ -77,8 +148,8 @@ void write_log(LogLevel level, std::string_view subsystem, std::string_view text
   }
   const char* name = kLevelNames[static_cast<std::size_t>(level)];
   const std::string rank = log_rank < 0 ? std::string("-") : std::to_string(log_rank);
-  sink().logger->log(spdlog::level::critical,
-                     fmt::format("rank {} {:<5} {}: {}", rank, name, subsystem, text));
+  logger->log(spdlog::level::critical,
+              fmt::format("rank {} {:<5} {}: {}", rank, name, subsystem, text));
 }
 
 }  // namespace switchyard

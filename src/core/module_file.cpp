@@ -12,6 +12,7 @@
 
 #include "switchyard/version.h"
 
+#include "core/log.h"
 #include "core/settings.h"
 #include "core/text.h"
 
@@ -62,11 +63,15 @@ void* load_module_entry(const ModuleFile& file, std::string& why) {
       is_there = is_there || std::filesystem::exists(path, ignored);
       continue;
     }
-    if (void* address = dlsym(handle, file.entry)) return address;
+    if (void* address = dlsym(handle, file.entry)) {
+      log(LogLevel::kInfo, "module", "{} module: {}", file.title, path);
+      return address;
+    }
     reason = fmt::format("{} has no {}", shorten(path, kMaxPathBytes), file.entry);
   }
   why = fmt::format("the {} module is not there ({}); {} or set {} to its path", file.title, reason,
                     file.how_to_get, file.setting);
+  log(LogLevel::kInfo, "module", "{}", why);
   return nullptr;
 }
 

@@ -13,13 +13,16 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 15> kSettings{{
+constexpr std::array<SettingInfo, 16> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes of one host), mpi "
      "(processes of several hosts)"},
     {"SWITCHYARD_TIMEOUT_MS", "30000",
      "longest wait for a peer, in milliseconds, from 1 to 86400000"},
     {"SWITCHYARD_LOG_LEVEL", "warn", "error, warn, info, debug, trace or off"},
+    {"SWITCHYARD_LOG_FILE", "",
+     "file to which log lines are appended, with %h for the host, %p for the process and %r for "
+     "the rank; empty: stderr"},
     {"SWITCHYARD_STORE", "",
      "where ranks meet: tcp://host:port or unix:@name; empty: from the launcher"},
     {"SWITCHYARD_SECRET", "", "shared by the ranks of a job; the store refuses whoever lacks it"},

@@ -5,6 +5,7 @@
 #include "core/fail.h"
 #include "core/log.h"
 #include "core/settings.h"
+#include "engine/describe_group.h"
 #include "engine/engine.h"
 #include "engine/group_options.h"
 #include "engine/registry.h"
@@ -32,10 +33,16 @@ Group Group::from_environment(const GroupOptions& options) {
   }
   request.claims_ranks = request.control_fd < 0;  // our launcher numbers ranks itself
   set_log_rank(request.ranks.rank);
-  return Group(join_engine(engine_of(options), request));
+  Group group(join_engine(engine_of(options), request));
+  log_group(group.engine(), request.ranks.source == "none" ? "one process" : request.ranks.source);
+  return group;
 }
 
-Group Group::split(int color, int key) const { return Group(checked(engine_).split(color, key)); }
+Group Group::split(int color, int key) const {
+  std::shared_ptr<Engine> part = checked(engine_).split(color, key);
+  if (part != nullptr) log_group(*part, "a split");
+  return Group(std::move(part));
+}
 
 Control& Group::control() const { return checked(engine_).control(); }
 int Group::rank() const { return control().rank(); }

@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "engine/describe_group.h"
 #include "engine/group_options.h"
 #include "engine/mpi_meeting.h"
 #include "engine/mpi_messages.h"
@@ -56,7 +57,9 @@ std::string address_text(const std::string& store) {
 
 Group join(const JoinRequest& request, const GroupOptions& options) {
   set_log_rank(request.ranks.rank);
-  return Group(join_engine(engine_of(options), request));
+  Group group(join_engine(engine_of(options), request));
+  log_group(group.engine(), request.ranks.source);
+  return group;
 }
 
 }  // namespace

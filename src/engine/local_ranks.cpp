@@ -10,6 +10,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "engine/describe_group.h"
 #include "engine/group_options.h"
 #include "engine/local_engine.h"
 
@@ -35,6 +36,7 @@ void run_rank(std::shared_ptr<Engine> engine, const std::function<void(const Gro
                             fmt::format("it ended with the error \"{}\"", what));
   };
   try {
+    log_group(*engine, "threads");
     body(Group(engine));
   } catch (const std::exception& error) {
     record(error.what());

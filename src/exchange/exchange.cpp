@@ -20,6 +20,7 @@
 #include "exchange/backend.h"
 #include "exchange/exchange_shape.h"
 #include "exchange/hosts/hosts_exchange.h"
+#include "exchange/log_calls.h"
 #include "exchange/messages/messages_exchange.h"
 #include "exchange/pull/pull_exchange.h"
 
@@ -63,6 +64,7 @@ std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const Exchange
 // A block of each expert has room for every token; with many of them, nearly all of it stays empty.
 void warn_of_blocks(const Group& group, const ExchangeConfig& config) {
   constexpr std::int64_t kManyTokens = 1024;
+  constexpr std::size_t kManyBytes = std::size_t{256} << 20;
   if (group.rank() != 0 || config.layout != Layout::kBatched) return;
   if (config.max_tokens_per_rank < kManyTokens) return;
   const ExchangeShape shape = make_exchange_shape(config, group.size(), 0);
@@ -74,6 +76,7 @@ void warn_of_blocks(const Group& group, const ExchangeConfig& config) {
                                     std::min<std::int64_t>(config.num_topk, num_experts);
   if (num_rows <= max_arriving) return;
   const std::size_t bytes = exchange_memory(config, group.size(), rank).receive_bytes;
+  if (bytes < kManyBytes) return;
   log(LogLevel::kWarn, "exchange",
       "layout batched with {} tokens per rank takes {} bytes of buffers on rank {}, for {} experts "
       "of {} rows, but {} of these {} rows can arrive at most; layout expanded, or a smaller "
@@ -117,6 +120,7 @@ DispatchCall checked(const ExchangeBackend& backend, const DispatchCall& call) {
   for (const TensorView& payload : call.options.payloads) {
     require_device(call.name(), backend.device(), {{"payload", payload}});
   }
+  log_dispatch(backend.config(), call);
   return call;
 }
 
@@ -132,6 +136,7 @@ CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
   for (const TensorView& bias : call.options.bias) {
     require_device("combine", backend.device(), {{"bias", bias}});
   }
+  log_combine(backend.config(), call);
   return call;
 }
 
@@ -140,6 +145,7 @@ CombineCall checked(const ExchangeBackend& backend, const CombineCall& call) {
 Exchange::Exchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options)
     : backend_(make_backend(group, config, options)) {
   warn_of_blocks(group, config);
+  log_exchange(group, *backend_);
 }
 Exchange::Exchange(Exchange&&) noexcept = default;
 Exchange& Exchange::operator=(Exchange&&) noexcept = default;
@@ -176,7 +182,7 @@ DispatchHandle Exchange::dispatch_again_send(const DispatchHandle& earlier,
 Dispatched Exchange::dispatch_receive(const DispatchHandle& handle, Stream stream) {
   ExchangeBackend& backend = open(backend_, "dispatch_receive");
   require_own_stream("dispatch_receive", backend, stream);
-  return backend.dispatch_receive(handle, stream);
+  return log_received(backend.dispatch_receive(handle, stream));
 }
 
 Dispatched Exchange::places(const DispatchHandle& handle) const {
@@ -190,14 +196,16 @@ Dispatched Exchange::dispatch(const TensorView& tokens, const TensorView& topk_i
                               const TensorView& topk_weights, Stream stream,
                               const DispatchOptions& options) {
   ExchangeBackend& backend = open(backend_, "dispatch");
-  return backend.dispatch(checked(backend, {tokens, topk_ids, topk_weights, stream, options}));
+  return log_received(
+      backend.dispatch(checked(backend, {tokens, topk_ids, topk_weights, stream, options})));
 }
 
 Dispatched Exchange::dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
                                     const TensorView& topk_weights, Stream stream,
                                     const DispatchOptions& options) {
   ExchangeBackend& backend = open(backend_, "dispatch_again");
-  return backend.dispatch(checked(backend, {tokens, {}, topk_weights, stream, options, &earlier}));
+  return log_received(
+      backend.dispatch(checked(backend, {tokens, {}, topk_weights, stream, options, &earlier})));
 }
 
 DispatchHandle Exchange::reopen(const DispatchHandle& earlier, Stream stream) {

@@ -150,7 +150,7 @@ TEST(ExchangeMemoryTest, BlocksForManyTokensAreWarnedOfOnce) {
   ExchangeConfig config;
   config.num_experts = 16;
   config.num_topk = 2;
-  config.hidden = 8;
+  config.hidden = 8192;
   config.max_tokens_per_rank = 1024;
   config.layout = Layout::kBatched;
   const std::string bytes = std::to_string(exchange_memory(config, 2, 0).receive_bytes);
@@ -165,6 +165,7 @@ TEST(ExchangeMemoryTest, BlocksForManyTokensAreWarnedOfOnce) {
     EXPECT_THAT(warnings_of(other), ::testing::IsEmpty());
   };
   expect_silent([](ExchangeConfig& c) { c.max_tokens_per_rank = 1023; });
+  expect_silent([](ExchangeConfig& c) { c.hidden = 4096; });  // 128 MiB
   expect_silent([](ExchangeConfig& c) { c.layout = Layout::kExpanded; });
   expect_silent([](ExchangeConfig& c) { c.capacity = 512; });   // 4096 rows
   expect_silent([](ExchangeConfig& c) { c.num_experts = 4; });  // each rank has as many as K
