@@ -17,6 +17,7 @@
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "help.h"
 #include "io/output_file.h"
 #include "memory_file.h"
 #include "plan/host_crossings.h"
@@ -109,9 +110,9 @@ int run_rank(const Group& group, const BenchOptions& options) {
 }
 
 void add_shape_options(CLI::App* verb, BenchOptions& options) {
-  verb->add_option(
-          "--workload", options.workload,
-          "sizes of a model: " + measure::workload_names() + "; or a config.json or its folder")
+  verb->add_option("--workload", options.workload,
+                   "sizes of a model: one of " + measure::workload_names() +
+                       "; or a config.json or its folder")
       ->capture_default_str();
   verb->add_option("--tokens", options.tokens, "of each rank: N,N,..., a line each")
       ->capture_default_str();
@@ -119,33 +120,32 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "room of the exchange, of each rank; default: as many as each line has")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
   verb->add_option("--op", options.op, "what is timed; layer: with experts between")
-      ->check(CLI::IsMember({"dispatch", "combine", "pair", "layer"}))
+      ->check(one_of({"dispatch", "combine", "pair", "layer"}))
       ->capture_default_str();
   verb->add_option("--layout", options.layout, "how received rows lie")
-      ->check(CLI::IsMember({"batched", "expanded", "compact", "by_rank"}))
+      ->check(one_of({"batched", "expanded", "compact", "by_rank"}))
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
-      ->check(CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0",
-                             "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token",
-                             "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
+      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                      "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
+                      "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--scales", options.scales, "how received scales lie")
-      ->check(CLI::IsMember({"row_major", "column_major", "column_major_aligned", "swizzled"}))
+      ->check(one_of({"row_major", "column_major", "column_major_aligned", "swizzled"}))
       ->capture_default_str();
   verb->add_option("--returned", options.returned, "quantization of rows on the way back")
-      ->check(
-          CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                         "fp8_token", "int8_token", "int8_block", "mxfp4", "mxfp8"}))
+      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                      "fp8_token", "int8_token", "int8_block", "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_flag("--codes", options.codes,
                  "tokens are given quantized already, with their scales, instead of as bf16");
   verb->add_option("--reduce", options.reduce, "where weighted sums happen")
-      ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}))
+      ->check(one_of({"per_expert", "per_rank", "per_host"}))
       ->capture_default_str();
   verb->add_option("--experts", options.experts,
                    "of --op layer: exact (the same bits on every device), onednn (cpu), cublas or "
                    "cutlass (cuda)")
-      ->check(CLI::IsMember({"exact", "onednn", "cublas", "cutlass"}))
+      ->check(one_of({"exact", "onednn", "cublas", "cutlass"}))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,
                    "of --op layer: parts of each rank's tokens that run overlapped")
@@ -259,14 +259,14 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   verb->add_option("--baseline-file", options.baseline_file)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");
   verb->add_option("--device", options.device, "where the rows are")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->capture_default_str();
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
       ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--engine", options.engine,
                    "how ranks find each other: auto, local (threads), shm (processes), mpi (those "
                    "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm", "mpi"}));
+      ->check(one_of({"auto", "local", "shm", "mpi"}));
   add_shape_options(verb, options);
   add_other_options(verb, options);
   return verb;

@@ -342,7 +342,7 @@ std::string footer_text(const BenchReport& report) {
   }
   text += balance_text(report);
   if (report.is_empty()) {
-    text += "\nWRONG: nothing was measured\n";
+    text += "\nnothing was measured: every line is left out; take fewer --tokens or more memory\n";
   } else if (!report.is_ok()) {
     text += "\nWRONG: elements differ from what they must be\n";
   }

@@ -17,6 +17,7 @@
 #include "core/clock.h"
 #include "core/fail.h"
 #include "device/cuda_module.h"
+#include "help.h"
 #include "transport/env.h"
 
 namespace switchyard::cli {
@@ -70,14 +71,14 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->set_help_flag("-h,--help", "Print this help message and exit");
   verb->add_option("--device", options.device,
                    "what works: cpu, cuda (GPUs, and the exchange between them) or all")
-      ->check(CLI::IsMember({"cpu", "cuda", "all"}))
+      ->check(one_of({"cpu", "cuda", "all"}))
       ->capture_default_str();
   verb->add_option(
           "--engine", options.engine,
           "which cases with ranks: local (threads), shm (processes), local-messages (threads "
           "without windows), local-hosts (threads of several hosts) or all; under mpirun, where "
           "its ranks check the exchange among themselves: shm, mpi or all")
-      ->check(CLI::IsMember({"local", "shm", "local-messages", "local-hosts", "mpi", "all"}))
+      ->check(one_of({"local", "shm", "local-messages", "local-hosts", "mpi", "all"}))
       ->capture_default_str();
   verb->add_option("--ranks-per-host", options.ranks_per_host,
                    "N,N,...: so many ranks say that they share a host, so many the next; of "

@@ -11,10 +11,15 @@
 
 #include "switchyard/version.h"
 
+#include "help.h"
+
 namespace switchyard::cli {
 namespace {
 
 using conformance::CheckCase;
+
+constexpr std::size_t kMaxWidth = 100;
+constexpr std::size_t kGap = 2;
 
 // The cases that share one cell of a table.
 struct Cell {
@@ -114,18 +119,29 @@ std::string table(const CheckReport& report, const std::string& group) {
     widths.push_back(columns[c].size());
     for (const auto& row : cells) widths[c] = std::max(widths[c], cell_text(row[c]).size());
   }
-  const auto line = [&](const std::string& name, auto cell) {
-    std::string text = fmt::format("{:<{}}", name, first);
-    for (std::size_t c = 0; c < columns.size(); ++c) {
-      text += fmt::format("  {:<{}}", cell(c), widths[c]);
+  // As many columns beside each other as fit.
+  std::string text;
+  for (std::size_t begin = 0; begin < columns.size();) {
+    std::size_t end = begin;
+    for (std::size_t width = first; end < columns.size(); ++end) {
+      width += kGap + widths[end];
+      if (width > kMaxWidth && end > begin) break;
     }
-    return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
-  };
-  std::string text = line(group, [&](std::size_t c) { return columns[c]; });
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    text += line(rows[r], [&](std::size_t c) { return cell_text(cells[r][c]); });
+    const auto line = [&](const std::string& name, auto cell) {
+      std::string words = fmt::format("{:<{}}", name, first);
+      for (std::size_t c = begin; c < end; ++c) {
+        words += fmt::format("{:{}}{:<{}}", "", kGap, cell(c), widths[c]);
+      }
+      return words.substr(0, words.find_last_not_of(' ') + 1) + "\n";
+    };
+    text += line(group, [&](std::size_t c) { return columns[c]; });
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      text += line(rows[r], [&](std::size_t c) { return cell_text(cells[r][c]); });
+    }
+    text += "\n";
+    begin = end;
   }
-  return text + "\n";
+  return text;
 }
 
 std::string command_of(const CheckReport& report, const CheckCase& test) {
@@ -154,7 +170,8 @@ std::string counted(const std::string& title, const std::map<std::string, int>& 
   std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
   std::ranges::stable_sort(sorted, std::ranges::greater{}, &std::pair<std::string, int>::second);
   std::string text = title + "\n";
-  for (const auto& [what, count] : sorted) text += fmt::format("{:>6}  {}\n", count, what);
+  for (const auto& [what, count] : sorted)
+    text += fmt::format("{:>6}  {}\n", count, wrapped(what, 8, kMaxWidth));
   return text + "\n";
 }
 
@@ -239,13 +256,13 @@ std::string to_text(const CheckReport& report) {
       "reach "
       "b\n\n",
       version(), std::thread::hardware_concurrency());
-  if (!report.gpus.empty()) text += gpu_line(report) + "\n";
+  if (!report.gpus.empty()) text += wrapped(gpu_line(report), 0, kMaxWidth) + "\n";
   std::vector<std::string> groups;
   for (const CheckCase& test : report.cases) {
     if (std::ranges::find(groups, test.group) == groups.end()) groups.push_back(test.group);
   }
   for (const std::string& group : groups) text += table(report, group);
-  return text + gaps(report) + failures(report) + verdict(report);
+  return text + gaps(report) + failures(report) + wrapped(verdict(report), 0, kMaxWidth);
 }
 
 std::string to_json(const CheckReport& report) {

@@ -12,6 +12,7 @@
 #include "switchyard/version.h"
 
 #include "core/text.h"
+#include "help.h"
 
 namespace switchyard::cli {
 namespace {
@@ -27,6 +28,8 @@ std::vector<std::string> names_of_verbs(const CLI::App& app) {
 std::string nearest_of(const std::string& wanted, const std::vector<std::string>& names) {
   return nearest_names(wanted, std::vector<std::string_view>(names.begin(), names.end()));
 }
+
+std::string version_line() { return std::string("switchyard ") + build_summary(); }
 
 [[noreturn]] void usage_error(const std::string& text) {
   throw Error(Errc::kInvalidArgument, text);
@@ -54,6 +57,25 @@ std::string unknown_option(const CLI::App& verb) {
   return {};
 }
 
+// What a word alone was probably meant for.
+std::string option_for_words(const std::string& verb) {
+  if (verb == "run") return "--model";
+  if (verb == "bench" || verb == "plan") return "--workload";
+  if (verb == "quantize") return "--in";
+  return verb == "check" ? "--filter" : "";
+}
+
+// Words that belong to no option.
+void refuse_words(const CLI::App& verb, const std::string& name) {
+  for (const std::string& word : verb.remaining()) {
+    if (word.starts_with("-")) continue;
+    const std::string option = option_for_words(name);
+    usage_error(name + ": " + quote(word) + " belongs to no option" +
+                (option.empty() ? "" : "; write " + option + " " + word) +
+                "; see switchyard help " + name);
+  }
+}
+
 // Replaces CLI11's messages and exit codes; requests for help or the version are not errors.
 void parse_error(const CLI::App& app, const std::string& verb, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) {
@@ -63,6 +85,7 @@ void parse_error(const CLI::App& app, const std::string& verb, const CLI::ParseE
   const CLI::App& asked = *app.get_subcommand(verb);
   const std::string option = unknown_option(asked);
   const std::string see = "; see switchyard help " + verb;
+  if (option.empty()) refuse_words(asked, verb);
   if (option.empty()) usage_error(verb + ": " + error.what() + see);
   std::vector<std::string> names;
   for (const CLI::Option* known : asked.get_options()) names.push_back(known->get_name());
@@ -99,8 +122,13 @@ Command::Command()
       plan_(add_plan(app_, plan_options_)),
       quantize_(add_quantize(app_, quantize_options_)),
       doctor_(add_doctor(app_, doctor_options_)) {
-  app_.get_formatter()->label("SUBCOMMAND", "VERB");
-  app_.set_version_flag("-V,--version", build_summary());
+  const std::shared_ptr<CLI::Formatter> formatter = help_formatter();
+  formatter->label("SUBCOMMAND", "VERB");
+  app_.formatter(formatter);
+  for (CLI::App* verb : app_.get_subcommands([](const CLI::App*) { return true; })) {
+    verb->formatter(formatter);
+  }
+  app_.set_version_flag("-V,--version", version_line());
   app_.require_subcommand(1);
   app_.footer(
       "switchyard help VERB shows the options of a verb\n"
@@ -118,7 +146,7 @@ bool Command::parse(int argc, const char* const* argv) {
     return false;
   }
   if (word == "-V" || word == "--version") {
-    std::puts(build_summary());
+    std::puts(version_line().c_str());
     return false;
   }
   const std::vector<std::string> verbs = names_of_verbs(app_);

@@ -32,6 +32,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { padding: 5px 8px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--edge); }
 th { color: var(--muted); font-weight: 500; } tr:last-child td { border-bottom: 0; }
 td.text, th.text { text-align: left; white-space: normal; }
+table.wide { font-size: 13px; } table.wide th, table.wide td { padding: 5px 4px; }
+tr.upper td { border-bottom: 0; }
 .bad { color: var(--bad); font-weight: 600; }
 svg { display: block; width: 100%; min-width: 560px; height: auto; }
 svg text { font-family: inherit; fill: var(--ink); }

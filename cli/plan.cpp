@@ -12,6 +12,7 @@
 
 #include "common_options.h"
 #include "core/fail.h"
+#include "help.h"
 #include "io/output_file.h"
 #include "plan/push_layout.h"
 #include "plan_html.h"
@@ -231,9 +232,9 @@ forecast::Question plan_question(const PlanOptions& options) {
 CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
   CLI::App* verb = app.add_subcommand(
       "plan", "predict times, bytes and memory of an exchange on machines that are not here");
-  verb->add_option(
-          "--workload", options.workload,
-          "sizes of a model: " + measure::workload_names() + "; or a config.json or its folder")
+  verb->add_option("--workload", options.workload,
+                   "sizes of a model: one of " + measure::workload_names() +
+                       "; or a config.json or its folder")
       ->capture_default_str();
   verb->add_option("--tokens", options.tokens, "tokens of each rank")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
@@ -257,9 +258,8 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
   verb->add_flag("--balanced", options.balanced,
                  "experts are placed by balance_experts, for the load of another iteration");
   verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
-      ->check(
-          CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                         "fp8_token", "int8_token", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
+      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                      "fp8_token", "int8_token", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,
                    "parts into which a rank's tokens are split, so that calls and experts overlap; "

@@ -132,35 +132,42 @@ std::string memory_section(const PlanReport& report) {
          limit + ".</p>" + chart + "</section>\n";
 }
 
+// The choice has a line of its own: its words are wider than the page beside all the numbers.
 std::string growth_row(const Forecast& one) {
+  constexpr int kColumns = 13;
   std::string html = fmt::format(
-      "<tr><td>{}</td><td>{}</td><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td>",
+      "<tr "
+      "class=\"upper\"><td>{}</td><td>{}</td><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</"
+      "td>",
       one.num_hosts, one.num_ranks, one.num_physical, one.ranks_per_token, one.crossings_per_token,
       one.balance);
   const Choice* shown = shown_of(one);
   if (shown == nullptr) {
-    return html +
-           fmt::format("<td class=\"text\" colspan=\"8\">{}</td></tr>\n", escaped(verdict_of(one)));
+    html += fmt::format("<td colspan=\"{}\"></td>", kColumns - 6);
+  } else {
+    const double inside = std::max(one.dispatch.busiest_inside, one.combine.busiest_inside);
+    const double across = std::max(one.dispatch.busiest_across, one.combine.busiest_across);
+    html += fmt::format(
+        "<td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.2f}</td>"
+        "<td>{:.2f}</td><td>{}</td>",
+        shown->time.dispatch.total_us, shown->time.combine.total_us, one.experts_us,
+        shown->layer_us, inside * 1e-6, across * 1e-6,
+        gb_text(shown->memory, shown->memory.total()));
   }
-  const double inside = std::max(one.dispatch.busiest_inside, one.combine.busiest_inside);
-  const double across = std::max(one.dispatch.busiest_across, one.combine.busiest_across);
-  return html + fmt::format(
-                    "<td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.2f}</td>"
-                    "<td>{:.2f}</td><td>{}</td><td class=\"text\">{}</td></tr>\n",
-                    shown->time.dispatch.total_us, shown->time.combine.total_us, one.experts_us,
-                    shown->layer_us, inside * 1e-6, across * 1e-6,
-                    gb_text(shown->memory, shown->memory.total()), escaped(verdict_of(one)));
+  return html + fmt::format("</tr>\n<tr><td class=\"text\" colspan=\"{}\">{}</td></tr>\n", kColumns,
+                            escaped(verdict_of(one)));
 }
 
 std::string growth_section(const PlanReport& report) {
   std::string html =
-      "<section><h2>Growth</h2><table><thead><tr><th>hosts</th><th>ranks</th>"
+      "<section><h2>Growth</h2><table class=\"wide\"><thead><tr><th>hosts</th><th>ranks</th>"
       "<th>physical</th><th>to ranks</th><th>to hosts</th><th>balance</th><th>dispatch</th>"
       "<th>combine</th><th>experts</th><th>layer</th><th>inside</th><th>between</th><th>GB</th>"
-      "<th class=\"text\">best choice</th></tr></thead><tbody>\n";
+      "</tr></thead><tbody>\n";
   for (const Forecast& one : report.forecasts) html += growth_row(one);
   return html +
-         "</tbody></table><p>Times of the slowest rank in microseconds. Physical: experts with "
+         "</tbody></table><p>Below each line the best choice. Times of the slowest rank in "
+         "microseconds. Physical: experts with "
          "their redundant copies. A token travels to so many ranks, its own included, and other "
          "hosts. Balance: mean rows of a rank's experts / the largest. Inside, between: MB on the "
          "busiest link of a rank in one call, inside a host and between hosts.</p></section>\n";

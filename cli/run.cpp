@@ -14,6 +14,7 @@
 #include "core/fail.h"
 #include "core/memory.h"
 #include "device/cuda_module.h"
+#include "help.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "io/moe_layer.h"
@@ -142,24 +143,23 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--engine", options.engine,
                    "how ranks reach each other: auto, local (threads), shm (processes), mpi (those "
                    "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
-      ->check(CLI::IsMember({"auto", "local", "shm", "mpi"}));
+      ->check(one_of({"auto", "local", "shm", "mpi"}));
   verb->add_option("--device", options.device,
                    "where the layer runs; cuda: rank r on GPU r, and "
                    "round again when there are fewer")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->capture_default_str();
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
-      ->check(CLI::IsMember({"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
-                             "all_to_all", "all_to_all_one_sided", "local"}))
+      ->check(one_of({"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
+                      "all_to_all", "all_to_all_one_sided", "local"}))
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of activations")
-      ->check(
-          CLI::IsMember({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                         "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block",
-                         "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}))
+      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
+                      "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
+                      "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}))
       ->capture_default_str();
   verb->add_option("--reduce", options.reduce, "where weighted sums happen; default: by the class")
-      ->check(CLI::IsMember({"per_expert", "per_rank", "per_host"}));
+      ->check(one_of({"per_expert", "per_rank", "per_host"}));
   verb->add_option("--global-scale", options.global_scale,
                    "of nvfp4: a number or auto, 2688 / largest magnitude of the input; default: "
                    "auto");
@@ -176,7 +176,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--experts", options.experts,
                    "expert GEMM: exact (fixed order, the same bits on every device), onednn (cpu), "
                    "cublas or cutlass (cuda)")
-      ->check(CLI::IsMember({"exact", "onednn", "cublas", "cutlass"}))
+      ->check(one_of({"exact", "onednn", "cublas", "cutlass"}))
       ->capture_default_str();
   verb->add_option("--split", options.split, "tokens of each rank: even, uneven or N,N,...")
       ->capture_default_str();

@@ -273,14 +273,13 @@ static nlohmann::ordered_json to_json(const OracleReport& oracle) {
   const auto text = [](const std::string& value) {
     return value.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
   };
-  nlohmann::ordered_json json{{"rows", oracle.num_rows},
-                              {"compared_rows", oracle.compared_rows},
-                              {"compared_tokens", oracle.compared_tokens},
-                              {"rel_l2", oracle.rel_l2},
-                              {"bound", oracle.bound}};
-  json["left_out"] = text(oracle.left_out);
-  json["difference"] = text(oracle.difference);
-  return json;
+  return {{"rows", oracle.num_rows},
+          {"compared_rows", oracle.compared_rows},
+          {"compared_tokens", oracle.compared_tokens},
+          {"rel_l2", oracle.rel_l2},
+          {"bound", oracle.bound},
+          {"left_out", text(oracle.left_out)},
+          {"difference", text(oracle.difference)}};
 }
 
 std::string to_json(const RunReport& report) {

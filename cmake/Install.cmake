@@ -64,14 +64,15 @@ if(SWITCHYARD_BUILD_CLI)
   if(Python3_FOUND)
     set(manual_folder ${PROJECT_BINARY_DIR}/manual)
     add_custom_command(
-      OUTPUT ${manual_folder}/switchyard.1.gz ${manual_folder}/switchyard.bash
+      OUTPUT ${manual_folder}/switchyard.1.gz ${manual_folder}/switchyard.bash ${manual_folder}/_switchyard
       COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/manual.py $<TARGET_FILE:switchyard_cli> ${manual_folder}
       DEPENDS switchyard_cli tools/manual.py
-      COMMENT "Manual page and completion of the command")
+      COMMENT "Manual page and completions of the command")
     add_custom_target(switchyard_manual ALL DEPENDS ${manual_folder}/switchyard.1.gz)
     install(FILES ${manual_folder}/switchyard.1.gz DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
     install(FILES ${manual_folder}/switchyard.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
             RENAME switchyard)
+    install(FILES ${manual_folder}/_switchyard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
   else()
     message(STATUS "switchyard: no manual page and no completion, which python3 would make")
   endif()

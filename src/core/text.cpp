@@ -59,8 +59,9 @@ std::string nearest_names(std::string_view wanted, std::span<const std::string_v
   for (const std::string_view name : names) {
     const std::size_t gap = std::max(name.size(), wanted.size()) -  //
                             std::min(name.size(), wanted.size());
-    if (gap > limit) continue;
-    const std::size_t distance = edit_distance(wanted, name);
+    const bool is_begun = wanted.size() > 1 && name.starts_with(wanted);
+    if (gap > limit && !is_begun) continue;
+    const std::size_t distance = is_begun ? 1 : edit_distance(wanted, name);
     if (distance <= limit) near.emplace_back(distance, name);
   }
   std::sort(near.begin(), near.end());

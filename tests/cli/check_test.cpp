@@ -6,10 +6,12 @@
 #include "check.h"
 
 #include <cstdlib>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include "check_report.h"
 #include "check_run.h"
 #include "support/command.h"
 
@@ -73,6 +75,23 @@ TEST(CheckTest, RanksPerHostAreThoseOfTheCases) {
   const CommandResult none = check(SWITCHYARD_CLI, {"--ranks-per-host", "3,1", "--engine", "shm"});
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_THAT(none.error, HasSubstr("leave no case of local-hosts"));
+}
+
+// Every case of a machine with GPUs, none equal in every bit, so that cells are at their widest.
+TEST(CheckTest, TablesFitAHundredColumns) {
+  cli::CheckReport report{{}, conformance::all_cases(), {}};
+  for (const conformance::CheckCase& test : report.cases) {
+    cli::CheckResult result;
+    result.is_done = true;
+    result.agreement.is_exact = false;
+    result.agreement.max_error = 1.25e-3;
+    result.agreement.bound = 6.25e-2;
+    result.ns = 1'234'000'000;
+    result.agreement.skipped = test.name.size() % 7 == 0 ? "no such thing" : "";
+    report.results.push_back(result);
+  }
+  std::istringstream lines(cli::to_text(report));
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
 }
 
 TEST(CheckTest, AMissingFolderIsSaidBeforeAnythingRuns) {

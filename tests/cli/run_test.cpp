@@ -164,8 +164,11 @@ struct BadCall {
 TEST(RunTest, UsageErrorsAreNamed) {
   const std::vector<BadCall> calls{
       {{"--ranks", "0"}, 2, "switchyard: invalid_argument: run: --ranks: Value 0 not in range"},
-      {{"--scheme", "fp7"}, 2, "fp8_block,"},
+      {{"--scheme", "fp8"}, 2, "--scheme: \"fp8\", must be one of none, fp8_block, "},
+      {{"--scheme", "fp8"}, 2, "; nearest: \"fp8_block\", \"fp8_block_deepep\", \"fp8_tensor\";"},
+      {{"--prepare", "lowlatency"}, 2, "; nearest: \"low_latency\"; see switchyard help run\n"},
       {{"--prepare", "pplx"}, 2, "--prepare"},
+      {{"data/other"}, 2, "run: \"data/other\" belongs to no option; write --model data/other;"},
       {{"--global-scale", "2"}, 2, "--global-scale is given with --scheme none, must be nvfp4"},
       {{"--scheme", "nvfp4", "--global-scale", "-1"}, 2, "--global-scale is \"-1\""},
       {{"--scheme", "nvfp4", "--static-scale", "2"}, 2, "must be fp8_tensor or int8_tensor"},
@@ -199,7 +202,11 @@ TEST(RunTest, UsageErrorsAreNamed) {
   const CommandResult no_model = run({}, "/no/such/model");
   EXPECT_EQ(no_model.exit_code, 2);
   EXPECT_THAT(no_model.error, HasSubstr("run: --model is /no/such/model, no such folder"));
-  EXPECT_EQ(run_command({SWITCHYARD_CLI, "--version"}).exit_code, 0);
+  const CommandResult alone = run_command({SWITCHYARD_CLI, "run", SWITCHYARD_DATA_DIR "/tiny-moe"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.error, HasSubstr("write --model " SWITCHYARD_DATA_DIR "/tiny-moe; see "));
+  EXPECT_THAT(run_command({SWITCHYARD_CLI, "--version"}).output,
+              ::testing::StartsWith("switchyard 0.1.0"));
   EXPECT_EQ(run_command({SWITCHYARD_CLI, "run", "--help"}).exit_code, 0);
 }
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manual page and the completion that the build made have every verb and option of the command, and work.
+"""The manual page and the completions that the build made have every verb and option of the command, and work.
 
-usage: manual_test.py COMMAND FOLDER   FOLDER has the built switchyard.1.gz and switchyard.bash
+usage: manual_test.py COMMAND FOLDER   FOLDER has the built switchyard.1.gz, switchyard.bash and _switchyard
 """
 import gzip
+import os
 import pathlib
 import re
 import shutil
@@ -37,7 +38,7 @@ class ManualTest(unittest.TestCase):
     def test_the_built_files_are_those_of_the_command(self):
         with tempfile.TemporaryDirectory() as folder:
             run(sys.executable, ROOT / "tools/manual.py", COMMAND, folder)
-            for name in ("switchyard.1.gz", "switchyard.bash"):
+            for name in ("switchyard.1.gz", "switchyard.bash", "_switchyard"):
                 self.assertEqual(pathlib.Path(folder, name).read_bytes(), (FOLDER / name).read_bytes(), name)
 
     def test_the_page_has_every_verb_and_option(self):
@@ -65,6 +66,31 @@ class ManualTest(unittest.TestCase):
         self.assertEqual(complete("run", "--engine", "sh"), ["shm"])
         self.assertIn("nvfp4", complete("bench", "--scheme", ""))
         self.assertEqual(complete("run", "--device", "x"), [])
+        for verb in ("bench", "plan"):
+            self.assertEqual(complete(verb, "--workload", "kimi"), ["kimi-k2"])
+            self.assertEqual(complete(verb, "--workload", str(ROOT / "READ")), [str(ROOT / "README.md")])
+
+    def test_zsh_completion_has_verbs_options_and_values(self):
+        text = (FOLDER / "_switchyard").read_text(encoding="utf-8")
+        self.assertTrue(text.startswith("#compdef switchyard\n"))
+        for verb in self.verbs:
+            self.assertIn(f"'{verb}:", text)
+            line = re.search(rf"^  {verb}\) _arguments (.*) ;;$", text, re.MULTILINE)[1]
+            self.assertEqual(re.findall(r"'(--[\w-]+)=?\[[^\[\]':]*\]", line), self.options(verb))
+        self.assertIn("(auto local shm mpi)'", text)
+        self.assertIn(" kimi-k2 ", text)
+        if shutil.which("zsh") is not None:
+            run("zsh", "-n", FOLDER / "_switchyard")
+
+    def test_help_wraps_to_the_terminal_and_has_no_noise(self):
+        for verb in ["", *self.verbs]:
+            for width in (60, 80, 110):
+                text = run(COMMAND, "help", *verb.split(), env={**os.environ, "COLUMNS": str(width)})
+                # Examples are to be copied, and a path or a list may be one long word.
+                long = [line for line in text.splitlines() if len(line) > width and not re.match(r"  (switchyard|mpirun) ", line)]
+                self.assertEqual(long, [], verb)
+                for noise in ("{", "INT:", "TEXT:", "1099511627776", " in ["):
+                    self.assertNotIn(noise, text)
 
 
 if __name__ == "__main__":
