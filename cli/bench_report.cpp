@@ -9,6 +9,8 @@
 
 #include "switchyard/version.h"
 
+#include "core/commit.h"
+
 namespace switchyard::cli {
 namespace {
 
@@ -354,6 +356,7 @@ std::string to_json(const BenchReport& report) {
   json["ok"] = report.is_ok();
   json["version"] = version();
   json["build"] = build_summary();
+  json["commit"] = build_commit();
   json["date"] = report.date;
   json["device"] = report.options.device;
   json["engine"] = report.engine;

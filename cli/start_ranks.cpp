@@ -4,12 +4,14 @@
 
 #include <sys/auxv.h>
 
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
 
 #include "core/fail.h"
 #include "core/settings.h"
+#include "core/text.h"
 #include "engine/control.h"
 #include "transport/env.h"
 #include "transport/launcher.h"
@@ -82,8 +84,9 @@ int start_ranks(const RankStart& start, char** argv) {
       start.engine.empty() ? setting("SWITCHYARD_ENGINE").text : start.engine;
   require(engine == "auto" || engine == "local" || engine == "shm", Errc::kInvalidArgument,
           "{}: engine {}, must be auto, local or shm for ranks that this command starts; mpirun "
-          "starts those of mpi",
-          start.verb, engine);
+          "starts those of mpi{}",
+          start.verb, engine,
+          nearest_names(engine, std::array<std::string_view, 3>{"auto", "local", "shm"}));
   start.check(num_ranks);
   std::vector<std::string> more;
   if (start.before) more = start.before(num_ranks);

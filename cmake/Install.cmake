@@ -22,7 +22,8 @@ install(FILES cmake/FindoneDNN.cmake ${PROJECT_BINARY_DIR}/SwitchyardConfig.cmak
         DESTINATION ${config_dir})
 
 # The .pc file derives its prefix from its own location, unless the library directory is outside the prefix.
-# For a static library it lists dependencies in the public fields, so that `pkg-config --libs` is enough.
+# For a static library it lists what to link in the public field, so that `pkg-config --libs` is enough; as libraries and not as
+# packages, whose macros (SPDLOG_*, HWY_*) would change the user's own code.
 if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
   set(pc_prefix ${CMAKE_INSTALL_PREFIX})
 else()
@@ -36,16 +37,14 @@ foreach(part LIBDIR INCLUDEDIR)
     set(pc_${part} ${CMAKE_INSTALL_${part}})
   endif()
 endforeach()
-set(pc_requires "")
 set(pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
-  set(pc_requires "fmt spdlog libhwy")
-  set(pc_libs "-lstdc++ -lm") # a program in C is linked by a compiler that does not know C++
+  set(pc_libs "-lspdlog -lfmt -lhwy -lstdc++ -lm") # a program in C is linked by a compiler that does not know C++
   if(SWITCHYARD_HAS_ONEDNN)
     string(APPEND pc_libs " -ldnnl")
   endif()
   if(SWITCHYARD_HAS_HWLOC)
-    string(APPEND pc_requires " hwloc")
+    string(APPEND pc_libs " -lhwloc")
   endif()
   if(SWITCHYARD_CUDA_STATIC)
     string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")

@@ -1,26 +1,35 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws JSON files of `switchyard bench` as one SVG: time against tokens, with the floor and the baseline of the first file.
+"""Draws JSON files of `switchyard bench` as one SVG: time against tokens, with the floors and the baselines of all files.
 
 usage: tools/bench_chart.py RESULTS.json... > chart.svg"""
 import json
 import math
 import sys
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 62, 150, 46, 52
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 62, 170, 46, 52
 COLORS = ["#1f6feb", "#8250df", "#bf3989"]
+
+
+def joined(results, value):
+    """Returns [(tokens, us)] of all files, ascending; where two have the same number of tokens the first counts."""
+    points = {}
+    for row in (row for result in results for row in result["rows"]):
+        if value(row) is not None:
+            points.setdefault(row["tokens"], value(row))
+    return sorted(points.items())
 
 
 def curves(results):
     """Returns [(name, color, dash, [(tokens, us)])]: the floor and the baseline first, then one curve per file."""
-    first = results[0]["rows"]
-    found = [("floor", "#6e7781", "5 4", [(r["tokens"], r["floor_us"]) for r in first])]
-    with_baseline = [r for r in first if r.get("baseline")]
-    if with_baseline:
-        name = with_baseline[0]["baseline"]["name"].upper() + ", bytes only"
-        found.append((name, "#bc4c00", "", [(r["tokens"], r["baseline"]["us"]) for r in with_baseline]))
+    found = [("floor", "#6e7781", "5 4", joined(results, lambda row: row["floor_us"]))]
+    baseline = joined(results, lambda row: row["baseline"]["us"] if row.get("baseline") else None)
+    if baseline:
+        names = {row["baseline"]["name"].upper() for result in results for row in result["rows"] if row.get("baseline")}
+        found.append((" or ".join(sorted(names)) + ", bytes only", "#bc4c00", "", baseline))
     for color, result in zip(COLORS, results):
-        name = "Switchyard" + (", PDL" if result["settings"].get("pdl") else "")
+        settings = result["settings"]
+        name = f"Switchyard, {settings['layout']}" + (", PDL" if settings.get("pdl") else "")
         found.append((name, color, "", [(r["tokens"], r["p50_us"]) for r in result["rows"]]))
     return found
 

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns benchmark results into the Markdown tables of the documentation.
 
-usage: tools/bench_table.py RESULTS.json...
+usage: tools/bench_table.py [--as wire | stages | budgets] RESULTS.json...
 
 Makes one table from all files, which come from `switchyard bench` (one row per number of tokens, columns per file), exchange_bench,
 quant_bench, cuda_quant and cuda_permute, or cuda_experts_bench. A last file of bench/peers gives each peer a column beside runs of
-`switchyard bench`, with the fastest of its modes. Pages name the files of a table in a comment before it, and
-tests/tools/docs_test.py compares the two."""
+`switchyard bench`, with the fastest of its modes. Other tables of runs of `switchyard bench`: wire, the rates that its floor tried;
+stages, medians of --stages with a column per file; budgets, a row for each of --sms with a column per file. Pages name the files of a
+table in a comment before it, and tests/tools/docs_test.py compares the two."""
 import json
 import sys
 
@@ -174,9 +175,45 @@ def cuda_experts(entries):
     return lines
 
 
-def table(paths):
+def wire(results):
+    """One row per way to store or load, one column per grid."""
+    tried = results[0]["floors"][0]["wire"]["tried"]
+    grids = list(dict.fromkeys(entry["ctas"] for entry in tried))
+    rate = {(entry["by"], entry["ctas"]): f"{entry['gb_per_second']:.0f}" for entry in tried}
+    lines = ["| CTAs | " + " | ".join(map(str, grids)) + " |", "|---|" + "---:|" * len(grids)]
+    for way in dict.fromkeys(entry["by"] for entry in tried):
+        lines.append(f"| {way} | " + " | ".join(rate[way, grid] for grid in grids) + " |")
+    return lines
+
+
+def stages(results):
+    """One row per stage, one column per file, of one number of tokens each."""
+    found = [{(s["kernel"], s["role"], s["stage"]): s["median_us"] for s in result["rows"][0]["stages"]} for result in results]
+    tokens = [result["rows"][0]["tokens"] for result in results]
+    lines = ["| Kernel | Role | Stage | " + " | ".join(f"{t} token{'' if t == 1 else 's'}" for t in tokens) + " |",
+             "|---|---|---|" + "---:|" * len(tokens)]
+    for key in found[0]:
+        lines.append("| " + " | ".join(key) + " | " + " | ".join(f"{one[key]:.1f}" for one in found if key in one) + " |")
+    return lines
+
+
+def budgets(results):
+    """One row per number of SMs that every file has, one column per file."""
+    found = [{row["sms"]: row["p50_us"] for row in result["rows"]} for result in results]
+    lines = ["| SMs | " + " | ".join(title_of(result) for result in results) + " |", "|---:|" + "---:|" * len(results)]
+    for sms in sorted(set.intersection(*(set(one) for one in found))):
+        lines.append(f"| {sms} | " + " | ".join(f"{one[sms]:.0f}" for one in found) + " |")
+    return lines
+
+
+KINDS = {"wire": wire, "stages": stages, "budgets": budgets}
+
+
+def table(paths, kind=None):
     """Returns the lines of the table for these files."""
     results = [load(path) for path in paths]
+    if kind is not None:
+        return KINDS[kind](results)
     if isinstance(results[0], list):
         entries = [entry for result in results for entry in result]
         return cuda_experts(entries) if entries[0]["bench"] == "cuda_experts" else cuda_calls(entries)
@@ -187,4 +224,5 @@ def table(paths):
 
 
 if __name__ == "__main__":
-    print("\n".join(table(sys.argv[1:])))
+    has_kind = sys.argv[1] == "--as"
+    print("\n".join(table(sys.argv[3:], sys.argv[2]) if has_kind else table(sys.argv[1:])))

@@ -21,7 +21,7 @@ BACKGROUND, FRAME, TEXT, DIM, ACCENT, GOOD = "#11151c", "#1c222c", "#d7dce4", "#
 def colour_of(line):
     if line.startswith("$ "):
         return ACCENT
-    if line.startswith("accuracy:") and line.endswith(": ok"):
+    if line.startswith(("check:", "accuracy:")) and line.endswith(": ok"):
         return GOOD
     heading = re.match(r"(stage, us|rows received|expert load|switchyard )", line)
     return DIM if heading else TEXT

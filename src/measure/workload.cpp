@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <string_view>
+#include <vector>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "io/model_config.h"
 
 namespace switchyard::measure {
@@ -45,8 +48,12 @@ Workload find_workload(const std::string& name_or_path) {
                                    [&](const Workload& w) { return w.name == name_or_path; });
   if (found != known.data() + known.size()) return *found;
   std::error_code ignored;
-  require(std::filesystem::exists(name_or_path, ignored), Errc::kInvalidArgument,
-          "workload is \"{}\", must be a config.json or one of {}", name_or_path, workload_names());
+  if (!std::filesystem::exists(name_or_path, ignored)) {
+    std::vector<std::string_view> names;
+    for (const Workload& workload : known) names.push_back(workload.name);
+    fail(Errc::kInvalidArgument, "workload is \"{}\", must be a config.json or one of {}{}",
+         name_or_path, workload_names(), nearest_names(name_or_path, names));
+  }
   const ModelConfig config = read_model_config(name_or_path);
   return {name_or_path, config.hidden, config.num_experts(), config.num_topk(),
           config.moe_intermediate};

@@ -54,7 +54,7 @@ TEST(PlanTest, NonsenseIsOneSentence) {
   expect_refused({"--constants", "cpu", "--nvlink", "8"}, "--nvlink with constants of CPUs");
   expect_refused({"--gpus-per-host", "72"}, "--gpus-per-host is 72, must be at most 64");
   expect_refused({"--constants", "/nothing/here.json"}, "constants are \"/nothing/here.json\"");
-  expect_refused({"--workload", "deepseek-v9"}, "workload is \"deepseek-v9\"");
+  expect_refused({"--workload", "deepseek-v9"}, "glm-4.5; nearest: \"deepseek-v3\"");
   expect_refused({"--routing", "limited:8:9"}, "limited:G:M");
   expect_refused({"--measured", "/nothing/here.json"}, "/nothing/here.json");
   expect_refused({"--html", "/nothing/here/plan.html", "--hosts", "1"}, "--html");

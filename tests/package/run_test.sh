@@ -30,10 +30,29 @@ echo "== pkg-config"
 pc_folder=$(dirname "$(find "$prefix" -name switchyard.pc)")
 export PKG_CONFIG_PATH=$pc_folder${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
 pkg-config --modversion switchyard
+if pkg-config --cflags switchyard | grep -e ' -D'; then
+  echo "run_test: pkg-config gives macros of libraries that only this library uses" >&2
+  exit 1
+fi
 # shellcheck disable=SC2046
 "$compiler" -std=c++20 -O1 $(pkg-config --cflags switchyard) "$consumer/main.cpp" -o "$work/by_pkg_config" \
             $(pkg-config --libs switchyard)
 LD_LIBRARY_PATH=$(dirname "$pc_folder") "$work/by_pkg_config"
+
+echo "== FetchContent, configured only"
+root=$(cd "$consumer/../../.." && pwd)
+mkdir -p "$work/part"
+cat > "$work/part/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.25)
+project(part LANGUAGES CXX)
+include(FetchContent)
+set(SWITCHYARD_BUILD_CLI OFF)
+FetchContent_Declare(switchyard SOURCE_DIR $root)
+FetchContent_MakeAvailable(switchyard)
+add_executable(app $consumer/main.cpp)
+target_link_libraries(app PRIVATE switchyard::switchyard)
+END
+cmake -S "$work/part" -B "$work/part/build" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" > "$work/part/configure.log"
 
 echo "== C"
 # shellcheck disable=SC2046

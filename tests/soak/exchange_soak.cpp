@@ -21,6 +21,7 @@
 #include "switchyard/group.h"
 
 #include "core/clock.h"
+#include "core/commit.h"
 #include "device/cuda_module.h"
 #include "engine/engine.h"
 #include "transport/env.h"
@@ -86,6 +87,7 @@ class Run {
     nlohmann::ordered_json json;
     json["ok"] = is_ok();
     json["command"] = options_.command;
+    json["commit"] = build_commit();
     json["device"] = options_.device;
     json["engine"] = engine_;
     json["ranks"] = options_.ranks == 0 ? "1-8" : std::to_string(options_.ranks);

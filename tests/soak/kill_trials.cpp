@@ -25,6 +25,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/clock.h"
+#include "core/commit.h"
 #include "core/format.h"
 #include "trial_rank.h"
 
@@ -93,6 +94,7 @@ class Trials {
     nlohmann::ordered_json json;
     json["ok"] = is_ok();
     json["command"] = options_.command;
+    json["commit"] = build_commit();
     json["device"] = options_.device;
     json["seed"] = options_.seed;
     json["timeout_ms"] = options_.timeout_ms;

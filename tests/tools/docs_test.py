@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the documentation with the source: names that must be in both, code that must be equal."""
+import math
 import pathlib
 import re
 import subprocess
@@ -40,14 +41,18 @@ def table_rows(page):
 
 
 def measured_tables(page):
-    """Returns (files, whether rows may be left out, lines) of each table with a comment that names its files."""
+    """Returns (files, kind or None, whether rows may be left out, lines) of each table whose comment names its files."""
     found = []
     for comment in re.finditer(r"<!-- numbers: (.*?)-->", read(page), re.DOTALL):
-        files, _, rest = comment[1].partition(" by tools/bench_table.py")
+        files, _, rest = " ".join(comment[1].split()).partition(" by tools/bench_table.py")
+        files, _, kind = files.partition(" as ")
         after = read(page)[comment.end():].splitlines()
         first = next(i for i, line in enumerate(after) if line.startswith("|"))
         last = next(i for i in range(first, len(after) + 1) if i == len(after) or not after[i].startswith("|"))
-        found.append(([file.strip() for file in files.split(",")], ", some rows" in rest, after[first:last]))
+        lines = after[first:last]
+        if ", own heads" in rest:  # the page names what the files have in common otherwise
+            lines = [None, *lines[1:]]
+        found.append(([file.strip() for file in files.split(",")], kind or None, ", some rows" in rest, lines))
     return found
 
 
@@ -185,19 +190,59 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(page, source)
 
     def test_tables_of_measurements_are_those_of_the_results(self):
-        for page, least in (("README.md", 2), ("docs/bench.md", 6)):
+        for page, least in (("README.md", 2), ("docs/bench.md", 9)):
             tables = measured_tables(page)
             self.assertGreaterEqual(len(tables), least)
-            for files, leaves_out, lines in tables:
-                made = bench_table.table([ROOT / file for file in files])
+            for files, kind, leaves_out, lines in tables:
+                made = bench_table.table([ROOT / file for file in files], kind)
+                if lines[0] is None:
+                    made[0] = None
                 if leaves_out:
                     made = made[:2] + [line for line in made[2:] if line in lines]
                 self.assertEqual(lines, made, f"{page}: make the table again, tools/bench_table.py {' '.join(files)}")
 
-    def test_every_table_with_a_share_names_its_results(self):
-        for page in ("README.md", "docs/bench.md"):
-            tables = re.findall(r"^\|.*\| of the (?:copy|floor|copy floor) \|", read(page), re.MULTILINE)
-            self.assertEqual(len(tables), sum("| of the " in lines[0] for *_, lines in measured_tables(page)), page)
+    def test_every_table_of_numbers_names_what_made_it(self):
+        makers = ("<!-- numbers: ", "<!-- switchyard plan ", "<!-- tools/bench_mpi_tcp.py ", "<!-- by tests/tools/docs_test.py ")
+        for page in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+            text = read(page)
+            for table in re.finditer(r"^\|[^\n]*\n\|[-:|]*---:[-:|]*\|$", text, re.MULTILINE):
+                before = text[:table.start()].rstrip().rsplit("\n\n", 1)[-1]
+                is_named = before.endswith("-->") and any(maker in before for maker in makers)
+                self.assertTrue(is_named, f"{page}: no comment names the files of the table {table[0].splitlines()[0]}")
+
+    def test_every_picture_is_made_again_by_a_test(self):
+        made = {"h200x2-pair.svg", "run.svg", "plan-deepseek-v3.svg", "plan-kimi-k2.svg"}
+        shown = {pathlib.PurePath(path).name for page in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+                 for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", read(page))}
+        self.assertEqual(shown, made)
+        self.assertEqual({path.name for path in (ROOT / "docs/images").iterdir()}, made)
+
+    def test_new_results_say_of_which_commit_and_device_they_are(self):
+        for path in (ROOT / "bench/results").glob("*.json"):
+            if path.name < "2026-11-26" or not re.search("-(pair|dispatch|combine|layer|stress|soak|kill-trials)", path.name):
+                continue
+            result = bench_table.load(path)
+            for one in result if isinstance(result, list) else [result]:
+                self.assertTrue(one.get("commit"), path.name)
+                self.assertTrue(one.get("device"), path.name)
+
+    def test_rows_between_hosts_are_those_that_are_expected(self):
+        rows = [cells for cells in table_rows("docs/placement.md") if len(cells) == 3 and re.fullmatch(r"[248]", cells[0])]
+        self.assertEqual(len(rows), 3)
+        for hosts, uniform, limited in ([float(cell) for cell in cells] for cells in rows):
+            hosts = int(hosts)
+            missed = math.comb(256 - 256 // hosts, 8) / math.comb(256, 8)  # no expert of a host among 8 of 256
+            self.assertAlmostEqual(uniform, (hosts - 1) * (1 - missed), delta=0.015)
+            groups = 8 // hosts  # of a host: of 4 chosen groups so many are its own
+            missed = sum(math.comb(groups, own) * math.comb(8 - groups, 4 - own) / math.comb(8, 4)
+                         * math.comb(128 - 32 * own, 8) / math.comb(128, 8) for own in range(min(groups, 4) + 1))
+            self.assertAlmostEqual(limited, (hosts - 1) * (1 - missed), delta=0.015)
+
+    def test_table_over_tcp_is_that_of_its_results(self):
+        text = read("docs/hosts.md")
+        file = re.search(r"<!-- tools/bench_mpi_tcp.py (\S+) -->", text)[1]
+        made = subprocess.run([sys.executable, ROOT / "tools/bench_mpi_tcp.py", ROOT / file], check=True, capture_output=True, text=True).stdout
+        self.assertIn(made.strip(), text)
 
     def test_picture_of_measurements_is_that_of_the_results(self):
         (files, *_), *_ = measured_tables("README.md")

@@ -16,8 +16,12 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "switchyard/version.h"
+
 #include "core/clock.h"
+#include "core/commit.h"
 #include "core/fail.h"
+#include "core/settings.h"
 #include "cuda/base/check.h"
 #include "device/cuda_module.h"
 #include "engine/engine.h"
@@ -55,6 +59,14 @@ struct CaseResult {
   std::int64_t injected = 0;
   std::string difference;
 };
+
+std::vector<std::string> names_of_gpus() {
+  std::vector<std::string> names;
+  for (const auto& gpu : cuda_module().describe_devices(setting("SWITCHYARD_HEAP").text).gpus) {
+    names.push_back(gpu.name);
+  }
+  return names;
+}
 
 double seconds_since(std::int64_t start_ns) {
   return static_cast<double>(now_ns() - start_ns) * 1e-9;
@@ -177,6 +189,9 @@ class Run {
   std::string json() const {
     nlohmann::ordered_json json;
     json["ok"] = is_ok();
+    json["version"] = build_summary();
+    json["commit"] = build_commit();
+    json["device"] = names_of_gpus();
     json["ranks"] = group_.size();
     json["engine"] = group_.engine_name();
     json["heap"] = heap_;

@@ -1,0 +1,28 @@
+# Writes OUT, which says of which commit ROOT is, if it says something else now. Empty: no git, or no repository.
+function(ask result)
+  execute_process(COMMAND git -c safe.directory=* -C ${ROOT} ${ARGN} OUTPUT_VARIABLE text ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE
+                  RESULT_VARIABLE failure)
+  if(failure)
+    set(text "")
+  endif()
+  set(${result} "${text}" PARENT_SCOPE)
+endfunction()
+
+ask(top rev-parse --show-toplevel)
+set(commit "")
+file(REAL_PATH "${ROOT}" root)
+if(top STREQUAL root) # not that of a repository around this tree
+  ask(commit rev-parse --short=12 HEAD)
+  ask(changes status --porcelain --untracked-files=no)
+  if(commit AND changes)
+    string(APPEND commit " with changes")
+  endif()
+endif()
+set(text "#include \"core/commit.h\"\n\nconst char* switchyard::build_commit() noexcept { return \"${commit}\"; }\n")
+set(before "")
+if(EXISTS ${OUT})
+  file(READ ${OUT} before)
+endif()
+if(NOT text STREQUAL before)
+  file(WRITE ${OUT} "${text}")
+endif()
