@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -63,6 +65,10 @@ class RunOracle {
   void compare_rows();
   void compare_rows(const Part& part, int rank, const Batch& batch);
   void compare_bytes(const std::vector<ReceivedRow>& rows, const std::string& where);
+  void add_digests(const std::vector<ReceivedRow>& rows);
+  bool is_dynamic() const {
+    return scheme().group == ScaleGroup::kTensor && !config_.prepare.static_scale.has_value();
+  }
   std::vector<Position> positions_of(const Batch& batch, int rank, std::int64_t num_rows) const;
   void compare_results();
   bool needs_all_rows() const;
@@ -80,6 +86,7 @@ class RunOracle {
   OracleReport report_;
   std::int64_t stride_ = 1;  // the bytes of rows of every so many-th token are compared
   Tensor sample_;            // those tokens; absent: no bytes are compared
+  std::map<std::int64_t, std::pair<std::uint64_t, std::uint64_t>> digests_;  // by token
   double error_ = 0;
   double norm_ = 0;
 };
@@ -158,12 +165,10 @@ void RunOracle::weigh(Tensor& sample, std::int64_t stride) const {
 }
 
 void RunOracle::compare_rows() {
-  const std::int64_t elements = num_tokens() * model_.num_topk() * model_.hidden;
+  const std::int64_t elements = num_tokens() * model_.hidden;
   stride_ = std::max<std::int64_t>(1, (elements + kMaxElements - 1) / kMaxElements);
   // The scale of all rows that arrive follows from all of them.
-  const bool is_dynamic =
-      scheme().group == ScaleGroup::kTensor && !config_.prepare.static_scale.has_value();
-  if (!is_dynamic || stride_ == 1) sample_ = load_sample(stride_);
+  if (!is_dynamic() || stride_ == 1) sample_ = load_sample(stride_);
   if (model_.weighs_input && sample_.view().has_value()) weigh(sample_, stride_);
   for (const Part& part : parts()) {
     const Batch batch = batch_of(part, {}, 1);
@@ -229,19 +234,35 @@ void RunOracle::compare_rows(const Part& part, int rank, const Batch& batch) {
 
 // Rows whose places are right; `token` counts those of all ranks.
 void RunOracle::compare_bytes(const std::vector<ReceivedRow>& rows, const std::string& where) {
-  const auto num_rows = static_cast<std::int64_t>(rows.size());
-  const std::int64_t hidden = model_.hidden;
-  Tensor raw(config_.row_dtype(), {num_rows, hidden});
-  const std::int64_t row_bytes = hidden * bits_of(raw.dtype()) / 8;
-  for (std::int64_t i = 0; i < num_rows; ++i) {
-    const std::int64_t token = rows[static_cast<std::size_t>(i)].token;
-    std::copy_n(sample_.as<std::byte>() + token / stride_ * row_bytes, row_bytes,
-                raw.as<std::byte>() + i * row_bytes);
+  if (is_dynamic()) digests_.clear();  // the scale is that of the rows that this rank received
+  add_digests(rows);
+  for (const ReceivedRow& row : rows) {
+    const auto& [codes, scales] = digests_.at(row.token);
+    if (row.codes == codes && row.scales == scales) continue;
+    return differ(fmt::format("{} of row {} of {}, token {} of the input, differ",
+                              row.codes == codes ? "scales" : "elements", row.place, where,
+                              row.token));
   }
-  conformance::Bytes codes(raw.as<std::byte>(), raw.as<std::byte>() + raw.view().num_bytes());
+  report_.compared_rows += static_cast<std::int64_t>(rows.size());
+}
+
+// Of the tokens of these rows that have none yet.
+void RunOracle::add_digests(const std::vector<ReceivedRow>& rows) {
+  std::set<std::int64_t> tokens;
+  for (const ReceivedRow& row : rows) {
+    if (!digests_.contains(row.token)) tokens.insert(row.token);
+  }
+  if (tokens.empty()) return;
+  Tensor raw(config_.row_dtype(), {static_cast<std::int64_t>(tokens.size()), model_.hidden});
+  const std::int64_t row_bytes = model_.hidden * bits_of(raw.dtype()) / 8;
+  std::byte* to = raw.as<std::byte>();
+  for (const std::int64_t token : tokens) {
+    to = std::copy_n(sample_.as<std::byte>() + token / stride_ * row_bytes, row_bytes, to);
+  }
+  conformance::Bytes codes(raw.as<std::byte>(), to);
   conformance::Bytes scales;
   conformance::Bytes whole;  // the scale of all rows
-  if (num_rows > 0 && scheme().is_quantized()) {
+  if (scheme().is_quantized()) {
     const reference::QuantizedRows quantized =
         reference::quantize(scheme(), table_of(raw), config_.prepare.static_scale);
     codes = conformance::stored_bytes(scheme(), quantized);
@@ -252,20 +273,17 @@ void RunOracle::compare_bytes(const std::vector<ReceivedRow>& rows, const std::s
       whole = conformance::encode(DType::kF32, {1, 1, std::vector<float>{scale}});
     }
   }
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  std::size_t i = 0;
+  for (const std::int64_t token : tokens) {
     const auto row_of = [&](const conformance::Bytes& bytes) {
-      const std::size_t size = bytes.size() / rows.size();
+      const std::size_t size = bytes.size() / tokens.size();
       return std::span(bytes).subspan(i * size, size);
     };
     conformance::Bytes scales_of_row(row_of(scales).begin(), row_of(scales).end());
     scales_of_row.insert(scales_of_row.end(), whole.begin(), whole.end());
-    const bool has_codes = digest_of(row_of(codes)) == rows[i].codes;
-    if (has_codes && digest_of(scales_of_row) == rows[i].scales) continue;
-    return differ(fmt::format("{} of row {} of {}, token {} of the input, differ",
-                              has_codes ? "scales" : "elements", rows[i].place, where,
-                              rows[i].token));
+    digests_[token] = {digest_of(row_of(codes)), digest_of(scales_of_row)};
+    ++i;
   }
-  report_.compared_rows += num_rows;
 }
 
 // A scale of all rows of an expert follows from all of them.

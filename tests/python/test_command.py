@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not command.PATH.exists(), reason="this build of
 def test_the_command_runs():
     done = subprocess.run([sys.executable, "-c", "from switchyard.command import main; main()", "--version"], check=True,
                           capture_output=True, text=True)
-    assert done.stdout.startswith(switchyard.__version__)
+    assert done.stdout.startswith(f"switchyard {switchyard.__version__} ")
 
 
 def test_check():
