@@ -52,7 +52,9 @@ struct Spin {
     return ld_rlx(err) != 0;
   }
 };
-__device__ inline bool wait_bar(u64* m, u32 parity, u32* err, u32 code) {
+template <class M>  // u64* or Shared
+__device__ inline bool wait_bar(M m, u32 parity, u32* err, u32 code) {
+  if (mbar_try(m, parity)) return true;
   Spin s(err);
   while (!mbar_try(m, parity))
     if (s.expired(code)) return false;

@@ -90,6 +90,45 @@ __device__ inline bool mbar_try(u64* m, u32 parity) {
       : "memory");
   return ok;
 }
+// An address in shared memory that the compiler computes once.
+using Shared = u32;
+__device__ inline Shared shared_of(const void* p) {
+  Shared v;
+  asm volatile("mov.u32 %0, %1;" : "=r"(v) : "r"(sptr(p)));
+  return v;
+}
+__device__ inline uint4 lds16(Shared p) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(p)
+               : "memory");
+  return v;
+}
+__device__ inline bool mbar_try(Shared m, u32 parity) {
+  u32 ok;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; "
+      "}"
+      : "=r"(ok)
+      : "r"(m), "r"(parity)
+      : "memory");
+  return ok;
+}
+__device__ inline void mbar_arrive(Shared m) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(m) : "memory");
+}
+// Never suspends, unlike mbar_try.
+__device__ inline bool mbar_test(u64* m, u32 parity) {
+  u32 ok;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+      "p; }"
+      : "=r"(ok)
+      : "r"(sptr(m)), "r"(parity)
+      : "memory");
+  return ok;
+}
 __device__ inline void bulk_load(void* dst, const char* src, u32 bytes, u64* m) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::

@@ -3,6 +3,7 @@
 // variants.cuh: every data path with its launch; a line of the tables DV and CV is a variant.
 #pragma once
 
+#include "combine_ring.cuh"
 #include "combine_whole.cuh"
 #include "dispatch.cuh"
 #include "host.cuh"
@@ -46,6 +47,9 @@ static void go_sum(const Args& a, int G, bool pdl, cudaStream_t st) {
   G > 32 || T <= 512 ? launch(combine_whole<PULL, 7>, G, 512, 0, pdl, st, a)
                      : launch(combine_whole<PULL, 1>, G, 512, 0, pdl, st, a);
 }
+static void go_ring(const Args& a, int G, bool pdl, cudaStream_t st) {
+  launch(combine_ring, G, kRingThreads, (size_t)15 * YB, pdl, st, a);
+}
 static const Variant DV[] = {{"D1a.last", go_regs<true>},
                              {"D1a.each", go_regs<false>},
                              {"D1b.last", go_bulk<true>},
@@ -53,7 +57,8 @@ static const Variant DV[] = {{"D1a.last", go_regs<true>},
                              {"D3", go_whole}};
 static const Variant CV[] = {{"C1a", go_pull},           {"C1b", go_pull_bulk},
                              {"C2.1", go_push<1>},       {"C2.4", go_push<4>},
-                             {"C3.push", go_sum<false>}, {"C3.pull", go_sum<true>}};
+                             {"C3.push", go_sum<false>}, {"C3.pull", go_sum<true>},
+                             {"C3.ring", go_ring}};
 constexpr int ND = 4, NC = 4, WHOLE = 4;  // of the same work; the others are the whole work
 
 static void prepare(int d, int c, int G) {
