@@ -14,17 +14,38 @@ struct ShX {
   int run[E], before[E], total[E], cnt[P * EL], ebase[P * EL], wsum[EL / 32], place[XW][XD][8];
 };
 
-// Counts choices per expert: a.idx[t * K + k] becomes the number of earlier tokens of this rank
-// with the same expert (for the CTA's own tokens), sh.ebase[s * EL + e] the expanded row of the
-// first token of source s at local expert e.
-__device__ inline bool find_experts(const Args& a, ShX& sh, int lo_, int hi_, u32 call) {
+// Counts choices per expert: idx[(t - lo) * K + k] becomes the number of earlier tokens of this
+// rank with the same expert (for the CTA's own tokens), sh.ebase[s * EL + e] the expanded row of
+// the first token of source s at local expert e. `meanwhile` runs while the counts of peers travel.
+template <bool EARLY, class F>
+__device__ inline bool find_experts(const Args& a, ShX& sh, int* idx, int lo_, int hi_, u32 call,
+                                    F meanwhile) {
   const int tid = threadIdx.x, lane = tid & 31, nt = blockDim.x, cta = blockIdx.x, G = gridDim.x,
             T = a.T, chunk = nt / K;
   const bool direct = T <= kDirect;
   for (int e = tid; e < E; e += nt)
     sh.run[e] = sh.before[e] = sh.total[e] = sh.mask[e][0] = sh.mask[e][1] = 0;
   __syncthreads();
-  if (direct)
+  if (direct && EARLY) {  // 4 loads of 4 ids on their way at once
+    const int n = T * K / 4;
+    for (int i0 = tid; i0 < n; i0 += 4 * nt) {
+      int4 v[4];
+#pragma unroll
+      for (int u = 0; u < 4; ++u)
+        v[u] = i0 + u * nt < n ? reinterpret_cast<const int4*>(a.ids)[i0 + u * nt]
+                               : int4{-1, -1, -1, -1};
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int e[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+#pragma unroll
+        for (int x = 0; x < 4; ++x)
+          if (e[x] >= 0) {
+            atomicAdd(&sh.total[e[x]], 1);
+            if (i0 + u * nt < lo_ * (K / 4)) atomicAdd(&sh.before[e[x]], 1);
+          }
+      }
+    }
+  } else if (direct) {
     for (int i = tid; i < T * K; i += nt) {
       const int e = a.ids[i];
       if (e >= 0) {
@@ -32,13 +53,14 @@ __device__ inline bool find_experts(const Args& a, ShX& sh, int lo_, int hi_, u3
         if (i < lo_ * K) atomicAdd(&sh.before[e], 1);
       }
     }
+  }
   for (int t0 = lo_; t0 < hi_; t0 += chunk) {  // at most 64 tokens: one bit each
     const int j = tid / K, t = t0 + j, e = t < hi_ ? a.ids[t * K + tid % K] : -1;
     if (e >= 0) atomicOr(&sh.mask[e][j >> 5], 1u << (j & 31));
     __syncthreads();
     if (e >= 0) {
       const u32 below = (1u << (j & 31)) - 1;
-      a.idx[t * K + tid % K] =
+      idx[(t - lo_) * K + tid % K] =
           sh.run[e] + (j < 32 ? __popc(sh.mask[e][0] & below)
                               : __popc(sh.mask[e][0]) + __popc(sh.mask[e][1] & below));
     }
@@ -87,8 +109,9 @@ __device__ inline bool find_experts(const Args& a, ShX& sh, int lo_, int hi_, u3
       put_word(at<u64>(a, e / EL, a.l.expcnt) + a.me * EL + e % EL, sh.total[e], call);
   for (int i = tid; i < (hi_ - lo_) * K; i += nt) {
     const int e = a.ids[lo_ * K + i];
-    if (e >= 0) a.idx[lo_ * K + i] += sh.before[e];
+    if (e >= 0) idx[i] += sh.before[e];
   }
+  meanwhile();
   for (int i = tid; i < P * EL; i += nt) {
     u32 v;
     ok &= wait_word(at<u64>(a, a.me, a.l.expcnt) + i, call, v, a.err, 41);
@@ -155,6 +178,10 @@ __device__ inline void scatter_row(const Args& a, const char* stage, int place, 
       st16(a.xscales + (size_t)(lane < 16 ? p0 : p1) * SB + (lane & 15) * 16, sv);
   }
 }
+// EARLY: the first token of a warp is quantized before the counts of peers are there, numbers among
+// the source's tokens stay in shared memory, and rows of small calls are stored from registers.
+constexpr int kIdxBytes = 16 << 10, kStoreTokens = 512;
+template <bool EARLY>
 __global__ void __launch_bounds__((SW + XW) * 32, 1)
     dispatch_whole(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
@@ -171,7 +198,25 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
   pdl_wait();
   pdl_go();
   const u32 call = call_of(a, 0);
-  const bool ok = find_experts(a, sh, lo_, hi_, call);
+  int* idx = EARLY && (hi_ - lo_) * K * 4 <= kIdxBytes
+                 ? reinterpret_cast<int*>(smem + (SW * SD + XW * XD) * STAGE)
+                 : a.idx + lo_ * K;
+  const bool by_stores = EARLY && T <= kStoreTokens && FB == 1;
+  auto quantize_row = [&](int t, char* stage) {
+    const char* from = a.tokens + (size_t)t * YB + lane * 16;
+    uint4 v[14];
+#pragma unroll
+    for (int n = 0; n < 14; ++n) v[n] = ld_nc(from + n * 512);
+#pragma unroll
+    for (int n = 0; n < 14; ++n) quantize(v[n], n, lane, stage);
+#pragma unroll
+    for (int n = 0; n < 14; ++n) v[n] = ld_nc(from + (n + 14) * 512);
+#pragma unroll
+    for (int n = 0; n < 14; ++n) quantize(v[n], n + 14, lane, stage);
+  };
+  const bool ok = find_experts<EARLY>(a, sh, idx, lo_, hi_, call, [&] {
+    if (EARLY && warp < SW && lo_ + warp < hi_) quantize_row(lo_ + warp, smem + warp * SD * STAGE);
+  });
   if (ok && warp < SW) {
     u32 now[P], due[P];
     int first = 0, due_first = -1;
@@ -189,20 +234,14 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
     int j = 0;
     for (int t = lo_ + warp; t < hi_; t += SW, ++j) {
       char* stage = smem + (warp * SD + j % SD) * STAGE;
-      const char* from = a.tokens + (size_t)t * YB + lane * 16;
-      uint4 v[14];
-#pragma unroll
-      for (int n = 0; n < 14; ++n) v[n] = ld_nc(from + n * 512);
-      const int id = lane < K ? a.ids[t * K + lane] : -1, ix = lane < K ? a.idx[t * K + lane] : 0;
+      const int id = lane < K ? a.ids[t * K + lane] : -1;
+      const int ix = lane < K ? idx[(t - lo_) * K + lane] : 0;
       const float w = lane < K ? a.wts[t * K + lane] : 0;
-      if (lane == 0) bulk_wait_read<SD - 1>();
-      __syncwarp();
-#pragma unroll
-      for (int n = 0; n < 14; ++n) quantize(v[n], n, lane, stage);
-#pragma unroll
-      for (int n = 0; n < 14; ++n) v[n] = ld_nc(from + (n + 14) * 512);
-#pragma unroll
-      for (int n = 0; n < 14; ++n) quantize(v[n], n + 14, lane, stage);
+      if (!EARLY || j > 0) {
+        if (lane == 0) bulk_wait_read<SD - 1>();
+        __syncwarp();
+        quantize_row(t, stage);
+      }
       proxy_fence();
       __syncwarp();
       if (j % FB == 0) first = t;
@@ -212,7 +251,16 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
         const bool here = id >= 0 && id / EL == d;
         if (!__any_sync(~0u, here)) continue;
         const size_t slot = (size_t)me * T + t;
-        if (lane == 0) {
+        if (by_stores) {
+          char *codes = at<char>(a, d, a.l.codes) + slot * CB,
+               *scales = at<char>(a, d, a.l.scales) + slot * SB;
+#pragma unroll
+          for (int n = 0; n < 14; ++n)
+            st16(codes + n * 512 + lane * 16,
+                 *reinterpret_cast<const uint4*>(stage + n * 512 + lane * 16));
+          if (lane < 14)
+            st16(scales + lane * 16, *reinterpret_cast<const uint4*>(stage + CB + lane * 16));
+        } else if (lane == 0) {
           bulk_store(at<char>(a, d, a.l.codes) + slot * CB, stage, CB);
           bulk_store(at<char>(a, d, a.l.scales) + slot * SB, stage + CB, SB);
         }
@@ -222,6 +270,13 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
 #pragma unroll
         for (int x = 0; x < P; ++x)
           if (x == d) now[x] |= 1u << (j % FB);
+      }
+      if (by_stores) {
+        due_first = t;
+#pragma unroll
+        for (int d = 0; d < P; ++d) due[d] = now[d], now[d] = 0;
+        __syncwarp();
+        record();
       }
       const bool mine = id >= 0 && id / EL == me;
       const int place = mine ? sh.ebase[id] + ix : -1;  // ebase[me * EL + id - me * EL]
@@ -236,7 +291,7 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
         if (lane == 0) bulk_wait<1>();
         record();
       }
-      if (j % FB == FB - 1 || t + SW >= hi_) {
+      if (!by_stores && (j % FB == FB - 1 || t + SW >= hi_)) {
         due_first = first;
 #pragma unroll
         for (int d = 0; d < P; ++d) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// memory.cuh: what one GPU's own memory allows a number of SMs.
+// memory.cuh: what a number of SMs can move within one GPU and over the wire.
 #pragma once
 
 #include "common.cuh"
 
-// MODE 0: bulk loads only; 1: bulk copy; 2: 16-byte loads. Rows of YB bytes.
+// MODE 0: bulk loads; 1: bulk copy; 2: 16-byte loads; 3: bulk stores; 4: 16-byte stores. Rows of YB
+// bytes.
 template <int MODE>
 __global__ void __launch_bounds__(512, 1)
     memory_kernel(const char* from, char* to, int rows, u32* err, u32* sink) {
@@ -26,6 +27,19 @@ __global__ void __launch_bounds__(512, 1)
         for (int u = 0; u < 7; ++u) x ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
       }
     if (x == 0x12345678u) *sink = x;
+  } else if constexpr (MODE == 4) {
+    const uint4 v = make_uint4(lane, warp, rows, blockIdx.x);
+    for (int r = warp * gridDim.x + blockIdx.x; r < rows; r += (blockDim.x >> 5) * gridDim.x)
+#pragma unroll
+      for (int u = 0; u < 28; ++u) st16(to + (size_t)r * YB + u * 512 + lane * 16, v);
+  } else if constexpr (MODE == 3) {
+    if (warp < IS && lane == 0)
+      for (int r = warp * gridDim.x + blockIdx.x; r < rows; r += IS * gridDim.x) {
+        bulk_store(to + (size_t)r * YB, smem + warp * D * YB, YB);
+        bulk_commit();
+        bulk_wait_read<D>();
+      }
+    bulk_wait<0>();
   } else if (warp < IS && lane == 0) {
     for (int s = 0; s < D; ++s) mbar_init(&full[warp][s], 1);
     mbar_fence();

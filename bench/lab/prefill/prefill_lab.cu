@@ -16,7 +16,7 @@ static bool check(int d, int c, int G, bool pdl) {
     const Args a = args_of(i, r);
     const Ref f = ref_of(i, r);
     const size_t cap = a.cap;
-    if (d == WHOLE) {
+    if (d >= WHOLE) {
       const RefX x = refx_of(i, r);
       poison(a.win[i] + lay.meta, lay.origin - lay.meta, st);
       poison(a.win[i] + lay.slots, cap * YB, st);
@@ -135,8 +135,8 @@ static void whole_work(int t, int G, int n, bool both_pdl) {
   }
   if (T != t) inputs(t);
   reset();
-  bool ok = check(WHOLE, NC, G, true);
-  ok &= check(WHOLE, NC + 1, G, true);
+  bool ok = true;
+  for (int k = 0; k < NCW; ++k) ok &= check(WHOLE + k % NDW, NC + k, G, true);
   const double dw = wire_rows * (CB + SB + K * 8) / 369e3, cw = wire_rows * YB / 369e3;
   const double dm = (T * (double)YB + (2 * arriving_rows + x_rows) * (CB + SB)) / 2815e3,
                cm = (x_rows + 2 * arriving_rows + T) * YB / 2815e3;
@@ -145,37 +145,54 @@ static void whole_work(int t, int G, int n, bool both_pdl) {
       "memory %.1f\n",
       T, G, dw, dm, cw, cm);
   for (int pdl = 1; pdl >= (both_pdl ? 0 : 1); --pdl) {
-    const double d = measure(WHOLE, -1, G, pdl, n), c0 = measure(-1, NC, G, pdl, n),
-                 c1 = measure(-1, NC + 1, G, pdl, n), p0 = measure(WHOLE, NC, G, pdl, n),
-                 p1 = measure(WHOLE, NC + 1, G, pdl, n);
-    printf("  %-7s D3 alone %.2f | C3.push alone %.2f, pair %.2f | C3.pull alone %.2f, pair %.2f\n",
-           pdl ? "PDL" : "no PDL", d, c0, p0, c1, p1);
+    printf("  %-7s %9s |", pdl ? "PDL" : "no PDL", "us");
+    for (int c = NC; c < NC + NCW; ++c) printf(" %8s", CV[c].name);
+    printf("   alone\n  %-7s %9s |", "", "alone");
+    for (int c = NC; c < NC + NCW; ++c) printf(" %8.2f", measure(-1, c, G, pdl, n));
+    printf("\n");
+    for (int d = WHOLE; d < WHOLE + NDW; ++d) {
+      printf("  %-7s %9s |", "", DV[d].name);
+      for (int c = NC; c < NC + NCW; ++c) printf(" %8.2f", measure(d, c, G, pdl, n));
+      printf(" %8.2f\n", measure(d, -1, G, pdl, n));
+    }
     fflush(stdout);
   }
-  ok &= check(WHOLE, NC, G, false);
-  ok &= check(WHOLE, NC + 1, G, false);
+  for (int k = 0; k < NCW; ++k) ok &= check(WHOLE + (k + 1) % NDW, NC + k, G, false);
   printf("  checks before and after: %s (%.0f s)\n", ok ? "right" : "WRONG", now() - t_begin);
   fflush(stdout);
 }
-// GB/s of one GPU's own memory by few SMs: what any path on so many SMs cannot exceed.
+// GB/s that a number of SMs move, in the own memory and to or from the next GPU, all GPUs at once:
+// what no path on so many SMs can exceed. Copies count bytes read plus bytes written.
+struct Mover {
+  const char *name, *key;
+  void (*kernel)(const char*, char*, int, u32*, u32*);
+  bool remote;
+  int factor;
+};
+static const Mover MV[] = {{"bulk load", "bulk_load", memory_kernel<0>, false, 1},
+                           {"bulk copy", "bulk_copy", memory_kernel<1>, false, 2},
+                           {"16 B load", "load16", memory_kernel<2>, false, 1},
+                           {"bulk store", "bulk_store", memory_kernel<3>, false, 1},
+                           {"16 B store", "store16", memory_kernel<4>, false, 1},
+                           {"peer load", "peer_bulk_load", memory_kernel<0>, true, 1},
+                           {"peer ld16", "peer_load16", memory_kernel<2>, true, 1},
+                           {"peer store", "peer_bulk_store", memory_kernel<3>, true, 1},
+                           {"peer st16", "peer_store16", memory_kernel<4>, true, 1}};
 static void memory_table(int n) {
   reset();
-  printf("own memory, GB/s (copies count bytes read plus bytes written)\n  %5s %10s %10s %10s\n",
-         "SMs", "bulk load", "bulk copy", "16 B load");
+  printf("GB/s\n  %5s", "SMs");
+  for (const Mover& m : MV) printf(" %10s", m.name);
+  printf("\n");
   for (int G : {8, 16, 24, num_sms}) {
-    double gbps[3];
-    for (int m = 0; m < 3; ++m) {
-      const int rows = m == 1 ? OUTS * TMAX / 2 : OUTS * TMAX;
+    printf("  %5d", G);
+    if (js) fprintf(js, "%s\n {\"memory_sms\":%d", js_first ? "" : ",", G);
+    js_first = false;
+    for (const Mover& m : MV) {
+      const int rows = OUTS * TMAX / (m.remote ? 4 : m.factor);
       auto go = [&](int i, cudaStream_t st) {
-        if (m == 0)
-          launch(memory_kernel<0>, G, 512, (size_t)IS * 3 * YB, false, st, g[i].y, g[i].out, rows,
-                 g[i].err, g[i].done);
-        else if (m == 1)
-          launch(memory_kernel<1>, G, 512, (size_t)IS * 3 * YB, false, st, g[i].y, g[i].out, rows,
-                 g[i].err, g[i].done);
-        else
-          launch(memory_kernel<2>, G, 512, 0, false, st, g[i].y, g[i].out, rows, g[i].err,
-                 g[i].done);
+        const Gpu& other = g[m.remote ? (i + 1) % P : i];
+        launch(m.kernel, G, 512, (size_t)IS * 3 * YB, false, st, other.y, other.out, rows, g[i].err,
+               g[i].done);
       };
       dry = true;
       for (int i = 0; i < P; ++i) {
@@ -197,17 +214,12 @@ static void memory_table(int n) {
       drop(ex);
       failed("memory");
       std::sort(v.begin(), v.end());
-      gbps[m] = (m == 1 ? 2. : 1.) * rows * YB / v[n / 2];
+      const double gbps = (double)m.factor * rows * YB / v[n / 2];
+      printf(" %10.0f", gbps);
+      if (js) fprintf(js, ",\"%s_gbps\":%.0f", m.key, gbps);
     }
-    printf("  %5d %10.0f %10.0f %10.0f\n", G, gbps[0], gbps[1], gbps[2]);
-    if (js) {
-      fprintf(js,
-              "%s\n "
-              "{\"memory_sms\":%d,\"bulk_load_gbps\":%.0f,\"bulk_copy_gbps\":%.0f,\"load16_gbps\":%"
-              ".0f}",
-              js_first ? "" : ",", G, gbps[0], gbps[1], gbps[2]);
-      js_first = false;
-    }
+    printf("\n");
+    if (js) fprintf(js, "}");
   }
   fflush(stdout);
 }

@@ -39,8 +39,10 @@ static void go_push(const Args& a, int G, bool pdl, cudaStream_t st) {
   T <= 512 ? launch(combine_push<B, 7>, G, 640, (size_t)IS * 3 * YB, pdl, st, a)
            : launch(combine_push<B, 1>, G, 640, (size_t)IS * 3 * YB, pdl, st, a);
 }
+template <bool EARLY>
 static void go_whole(const Args& a, int G, bool pdl, cudaStream_t st) {
-  launch(dispatch_whole, G, (SW + XW) * 32, (size_t)(SW * SD + XW * XD) * STAGE, pdl, st, a);
+  launch(dispatch_whole<EARLY>, G, (SW + XW) * 32,
+         (size_t)(SW * SD + XW * XD) * STAGE + (EARLY ? kIdxBytes : 0), pdl, st, a);
 }
 template <bool PULL>
 static void go_sum(const Args& a, int G, bool pdl, cudaStream_t st) {
@@ -50,16 +52,15 @@ static void go_sum(const Args& a, int G, bool pdl, cudaStream_t st) {
 static void go_ring(const Args& a, int G, bool pdl, cudaStream_t st) {
   launch(combine_ring, G, kRingThreads, (size_t)15 * YB, pdl, st, a);
 }
-static const Variant DV[] = {{"D1a.last", go_regs<true>},
-                             {"D1a.each", go_regs<false>},
-                             {"D1b.last", go_bulk<true>},
-                             {"D1b.each", go_bulk<false>},
-                             {"D3", go_whole}};
+static const Variant DV[] = {{"D1a.last", go_regs<true>}, {"D1a.each", go_regs<false>},
+                             {"D1b.last", go_bulk<true>}, {"D1b.each", go_bulk<false>},
+                             {"D3", go_whole<false>},     {"D3.early", go_whole<true>}};
 static const Variant CV[] = {{"C1a", go_pull},           {"C1b", go_pull_bulk},
                              {"C2.1", go_push<1>},       {"C2.4", go_push<4>},
                              {"C3.push", go_sum<false>}, {"C3.pull", go_sum<true>},
                              {"C3.ring", go_ring}};
-constexpr int ND = 4, NC = 4, WHOLE = 4;  // of the same work; the others are the whole work
+// The first ND and NC are the same work, the others the whole work.
+constexpr int ND = 4, NC = 4, WHOLE = ND, NDW = 2, NCW = 3;
 
 static void prepare(int d, int c, int G) {
   dry = true;
