@@ -148,17 +148,17 @@ __global__ void __launch_bounds__(480, 1) combine_pull_bulk(const __grid_constan
   count_end(a, 1);
 }
 
-// C2: IS issuing warps push result rows into slots (token, rank) at their owners, one flag per B
+// C2: N issuing warps push result rows into slots (token, rank) at their owners, one flag per B
 // rows; the other warps sum. PC: how many warps share a token.
-template <int B, int PC>
+template <int B, int PC, int N>
 __global__ void __launch_bounds__(640, 1) combine_push(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
   constexpr int D = 3, U = 4;
-  __shared__ __align__(8) u64 full[IS][D];
+  __shared__ __align__(8) u64 full[N][D];
   __shared__ int cnt[P * P];
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, nw = (blockDim.x >> 5) - IS,
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, nw = (blockDim.x >> 5) - N,
             me = a.me;
-  if (warp < IS && lane == 0) {
+  if (warp < N && lane == 0) {
     for (int s = 0; s < D; ++s) mbar_init(&full[warp][s], 1);
     mbar_fence();
   }
@@ -167,10 +167,10 @@ __global__ void __launch_bounds__(640, 1) combine_push(const __grid_constant__ A
   const u32 call = call_of(a, 1);
   if (tid < P * P) cnt[tid] = a.cnt[tid];
   __syncthreads();
-  if (warp < IS) {
+  if (warp < N) {
     char* ring = smem + warp * D * YB;
     proxy_fence_global();  // bulk loads see the rows that the kernel ahead stored
-    const int stride = gridDim.x * IS;
+    const int stride = gridDim.x * N;
     int most = 0;
     for (int s = 0; s < P; ++s)
       if (s != me) most = max(most, cnt[s * P + me]);
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(640, 1) combine_push(const __grid_constant__ A
       for (int s = 0; s < me; ++s) mine[p] += cnt[s * P + p];
     }
     bool fine = true;
-    int i = (warp - IS) * gridDim.x + blockIdx.x, next[P];
+    int i = (warp - N) * gridDim.x + blockIdx.x, next[P];
     auto rows = [&] {
 #pragma unroll
       for (int p = 0; p < P; ++p) next[p] = i < a.T * PC ? a.rowof[i / PC * P + p] : -1;

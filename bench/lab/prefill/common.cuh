@@ -84,8 +84,8 @@ __device__ inline bool wait_word(const u64* p, u32 call, u32& value, u32* err, u
 __device__ inline void put_word(u64* p, u32 value, u32 call) { st_rlx(p, (u64)call << 32 | value); }
 
 struct Lay {  // offsets into a window, the same at all ranks
-  size_t gate, cnt, ready, flag, blk, expcnt, rec, wflag, ctl_end, meta, codes, scales, ids, wts,
-      origin, res, slots, bytes;
+  size_t gate, cnt, ctaall, ready, flag, blk, expcnt, rec, wflag, ctl_end, meta, codes, scales, ids,
+      wts, origin, res, slots, bytes;
 };
 struct Args {
   char* win[P];

@@ -47,7 +47,7 @@ __device__ inline void store_meta(const Args& a, uint4 mv, int t, int d, int row
 }
 
 // D1a: 16-byte stores from registers to final places; a warp handles 1 / SPLIT of a row.
-template <int SPLIT, bool LAST>
+template <int SPLIT, bool LAST, bool ALL>
 __global__ void __launch_bounds__(1024, 1) dispatch_regs(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
   __shared__ Sh sh;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(1024, 1) dispatch_regs(const __grid_constant__
   };
   int i = i0 + warp;
   if (i < i1) load(i);
-  if (find_places(a, sh, place, lo_, hi_, call)) {
+  if (find_places<ALL>(a, sh, place, lo_, hi_, call)) {
     while (i < i1) {
       const int t = i / SPLIT, pc = i % SPLIT;
 #pragma unroll
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_bulk(const __grid_constant__ 
   };
   if (lane == 0)
     for (int j = 0; j < min(D, n); ++j) load(j);
-  const bool ok = find_places(a, sh, place, lo_, hi_, call);
+  const bool ok = find_places<false>(a, sh, place, lo_, hi_, call);
   if (warp < IS) {
     if (lane == 0) {
       bool fine = true;

@@ -65,6 +65,7 @@ static Lay layout(int t) {
   const size_t cap = (size_t)P * t;
   l.gate = take(P * 128);
   l.cnt = take(P * P * 8);
+  l.ctaall = take(P * P * MAXG * 8);
   l.ready = take(P * 128);
   l.flag = take(P * MAXG * 4);
   l.blk = take((size_t)P * t * 4);

@@ -11,7 +11,9 @@ struct Sh {
 
 // Counts, publishes the counts of this rank, waits for those of all ranks. place[t - lo][d] becomes
 // the row of token t at rank d, or -1. False: a wait ran out. `direct`: each CTA counts all tokens,
-// else each counts [lo, hi) and reads the others' counts.
+// else each counts [lo, hi) and reads the others' counts. ALL: CTAs of all ranks read the counts of
+// all CTAs, without a sum by rank between.
+template <bool ALL>
 __device__ inline bool find_places(const Args& a, Sh& sh, int* place, int lo_, int hi_, u32 call) {
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, nt = blockDim.x, cta = blockIdx.x,
             G = gridDim.x, T = a.T;
@@ -67,7 +69,39 @@ __device__ inline bool find_places(const Args& a, Sh& sh, int* place, int lo_, i
     __syncthreads();
   }
   bool ok = true;
-  if (!direct) {
+  if (!direct && ALL) {
+    if (tid < P * P)
+      put_word(at<u64>(a, tid / P, a.l.ctaall) + (a.me * MAXG + cta) * P + tid % P, sh.run[tid % P],
+               call);
+    u32 sums[P], mine = 0;
+#pragma unroll
+    for (int s = 0; s < P; ++s) {
+      sums[s] = 0;
+      for (int i = tid; i < G * P && ok; i += nt) {  // nt is a multiple of P: one destination
+        u32 v;
+        ok = wait_word(at<u64>(a, a.me, a.l.ctaall) + s * MAXG * P + i, call, v, a.err, 13);
+        sums[s] += v;
+        if (s == a.me && i / P < cta) mine += v;
+      }
+    }
+    if (tid < P * P) sh.cnt[tid] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < P; ++s) {
+      u32 tot = sums[s], bef = s == a.me ? mine : 0;
+#pragma unroll
+      for (int o = 16; o >= P; o >>= 1) {
+        tot += __shfl_xor_sync(~0u, tot, o);
+        bef += __shfl_xor_sync(~0u, bef, o);
+      }
+      if (lane < P) {
+        atomicAdd(&sh.cnt[s * P + lane], tot);
+        atomicAdd(&sh.before[lane], bef);
+      }
+    }
+    __syncthreads();
+    if (cta == 0 && tid < P * P) a.cnt[tid] = sh.cnt[tid];
+  } else if (!direct) {
     if (tid < P) put_word(a.ctacnt + cta * P + tid, sh.run[tid], call);
     int tot = 0, bef = 0;
     for (int i = tid; i < G * P && ok;
@@ -89,7 +123,7 @@ __device__ inline bool find_places(const Args& a, Sh& sh, int* place, int lo_, i
     __syncthreads();
     publish();
   }
-  if (tid < P * P) {
+  if ((direct || !ALL) && tid < P * P) {
     u32 v = sh.total[tid % P];
     if (tid / P != a.me) ok &= wait_word(at<u64>(a, a.me, a.l.cnt) + tid, call, v, a.err, 11);
     sh.cnt[tid] = v;

@@ -101,7 +101,7 @@ static void same_work(int t, int G, int n, bool both_pdl) {
   if (T != t) inputs(t);
   reset();
   bool ok = true;
-  for (int k = 0; k < 4; ++k) ok &= check(k, k, G, true);
+  for (int k = 0; k < ND; ++k) ok &= check(k, k % NC, G, true);
   const double dw = wire_rows * (CB + SB + 68) / 369e3, cw = wire_rows * YB / 369e3;
   const double dm = (T * (CB + SB + 64.) + all_rows * (CB + SB + 68)) / 2815e3,
                cm = (all_rows + T) * YB / 2815e3;
@@ -124,7 +124,7 @@ static void same_work(int t, int G, int n, bool both_pdl) {
     }
     fflush(stdout);
   }
-  for (int k = 0; k < 4; ++k) ok &= check(k, (k + 1) % 4, G, false);
+  for (int k = 0; k < ND; ++k) ok &= check(k, (k + 1) % NC, G, false);
   printf("  checks before and after: %s (%.0f s)\n", ok ? "right" : "WRONG", now() - t_begin);
   fflush(stdout);
 }

@@ -14,14 +14,14 @@ struct Variant {
   void (*go)(const Args&, int grid, bool pdl, cudaStream_t);
 };
 static size_t place_bytes(int grid) { return (size_t)((T + grid - 1) / grid + 2) * P * 4; }
-template <bool LAST>
+template <bool LAST, bool ALL>
 static void go_regs(const Args& a, int G, bool pdl, cudaStream_t st) {
   if (T <= 128)
-    launch(dispatch_regs<14, LAST>, G, 1024, place_bytes(G), pdl, st, a);
+    launch(dispatch_regs<14, LAST, ALL>, G, 1024, place_bytes(G), pdl, st, a);
   else if (T <= 512)
-    launch(dispatch_regs<7, LAST>, G, 1024, place_bytes(G), pdl, st, a);
+    launch(dispatch_regs<7, LAST, ALL>, G, 1024, place_bytes(G), pdl, st, a);
   else
-    launch(dispatch_regs<2, LAST>, G, 1024, place_bytes(G), pdl, st, a);
+    launch(dispatch_regs<2, LAST, ALL>, G, 1024, place_bytes(G), pdl, st, a);
 }
 template <bool LAST>
 static void go_bulk(const Args& a, int G, bool pdl, cudaStream_t st) {
@@ -34,10 +34,10 @@ static void go_pull(const Args& a, int G, bool pdl, cudaStream_t st) {
 static void go_pull_bulk(const Args& a, int G, bool pdl, cudaStream_t st) {
   launch(combine_pull_bulk, G, 480, (size_t)kRing * YB, pdl, st, a);
 }
-template <int B>
+template <int B, int N>
 static void go_push(const Args& a, int G, bool pdl, cudaStream_t st) {
-  T <= 512 ? launch(combine_push<B, 7>, G, 640, (size_t)IS * 3 * YB, pdl, st, a)
-           : launch(combine_push<B, 1>, G, 640, (size_t)IS * 3 * YB, pdl, st, a);
+  T <= 512 ? launch(combine_push<B, 7, N>, G, (N + 16) * 32, (size_t)N * 3 * YB, pdl, st, a)
+           : launch(combine_push<B, 1, N>, G, (N + 16) * 32, (size_t)N * 3 * YB, pdl, st, a);
 }
 template <bool EARLY>
 static void go_whole(const Args& a, int G, bool pdl, cudaStream_t st) {
@@ -52,15 +52,17 @@ static void go_sum(const Args& a, int G, bool pdl, cudaStream_t st) {
 static void go_ring(const Args& a, int G, bool pdl, cudaStream_t st) {
   launch(combine_ring, G, kRingThreads, (size_t)15 * YB, pdl, st, a);
 }
-static const Variant DV[] = {{"D1a.last", go_regs<true>}, {"D1a.each", go_regs<false>},
-                             {"D1b.last", go_bulk<true>}, {"D1b.each", go_bulk<false>},
-                             {"D3", go_whole<false>},     {"D3.early", go_whole<true>}};
-static const Variant CV[] = {{"C1a", go_pull},           {"C1b", go_pull_bulk},
-                             {"C2.1", go_push<1>},       {"C2.4", go_push<4>},
-                             {"C3.push", go_sum<false>}, {"C3.pull", go_sum<true>},
-                             {"C3.ring", go_ring}};
+static const Variant DV[] = {
+    {"D1a.last", go_regs<true, false>}, {"D1a.each", go_regs<false, false>},
+    {"D1b.last", go_bulk<true>},        {"D1b.each", go_bulk<false>},
+    {"D1a.all", go_regs<false, true>},  {"D3", go_whole<false>},
+    {"D3.early", go_whole<true>}};
+static const Variant CV[] = {{"C1a", go_pull},          {"C1b", go_pull_bulk},
+                             {"C2.1", go_push<1, IS>},  {"C2.4", go_push<4, IS>},
+                             {"C2.few", go_push<1, 1>}, {"C3.push", go_sum<false>},
+                             {"C3.pull", go_sum<true>}, {"C3.ring", go_ring}};
 // The first ND and NC are the same work, the others the whole work.
-constexpr int ND = 4, NC = 4, WHOLE = ND, NDW = 2, NCW = 3;
+constexpr int ND = 5, NC = 5, WHOLE = ND, NDW = 2, NCW = 3;
 
 static void prepare(int d, int c, int G) {
   dry = true;
