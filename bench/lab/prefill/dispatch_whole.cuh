@@ -8,10 +8,9 @@
 // D3: quantizes, stores own rows to their places, lands rows for peers in slots (source, token),
 // one record per block of tokens of a sending warp; the CTA of the same number at the receiver
 // copies landed rows to their places.
-constexpr int SW = 8, SD = 2, XW = 4, XD = 3;  // sending and expanding warps, stages of each
 struct ShX {
   u32 mask[E][2];
-  int run[E], before[E], total[E], cnt[P * EL], ebase[P * EL], wsum[EL / 32], place[XW][XD][8];
+  int run[E], before[E], total[E], cnt[P * EL], ebase[P * EL], wsum[EL / 32];
 };
 
 // Counts choices per expert: idx[(t - lo) * K + k] becomes the number of earlier tokens of this
@@ -180,13 +179,15 @@ __device__ inline void scatter_row(const Args& a, const char* stage, int place, 
 }
 // EARLY: the first token of a warp is quantized before the counts of peers are there, numbers among
 // the source's tokens stay in shared memory, and rows of small calls are stored from registers.
+// SW sending and XW expanding warps with SD and XD stages each.
 constexpr int kIdxBytes = 16 << 10, kStoreTokens = 512;
-template <bool EARLY>
+template <bool EARLY, int SW, int SD, int XW, int XD>
 __global__ void __launch_bounds__((SW + XW) * 32, 1)
     dispatch_whole(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
   __shared__ ShX sh;
   __shared__ __align__(8) u64 full[XW][XD];
+  __shared__ int places[XW][XD][K];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, cta = blockIdx.x, G = gridDim.x,
             T = a.T, me = a.me;
   const int lo_ = (int)((i64)T * cta / G), hi_ = (int)((i64)T * (cta + 1) / G);
@@ -372,7 +373,7 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
           const uint2 mv = at<uint2>(a, me, a.l.meta)[slot * K + lane];
           const int place =
               mv.x == ~0u ? -1 : sh.ebase[src * EL + (mv.x >> 24)] + (int)(mv.x & 0xffffff);
-          sh.place[x][st][lane] = place;
+          places[x][st][lane] = place;
           a.places[slot * K + lane] = place;
           a.pw[slot * K + lane] = __uint_as_float(mv.y);
         }
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__((SW + XW) * 32, 1)
       if (!wait_bar(&full[x][st], tail / XD & 1, a.err, 43)) fine = false;
       fine = __all_sync(~0u, fine);
       if (!fine) break;
-      scatter_row(a, ring + st * STAGE, lane < K ? sh.place[x][st][lane] : -1, lane);
+      scatter_row(a, ring + st * STAGE, lane < K ? places[x][st][lane] : -1, lane);
       if (lane == 0) bulk_commit();
       __syncwarp();
       ++tail;

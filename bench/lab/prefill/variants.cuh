@@ -39,9 +39,9 @@ static void go_push(const Args& a, int G, bool pdl, cudaStream_t st) {
   T <= 512 ? launch(combine_push<B, 7, N>, G, (N + 16) * 32, (size_t)N * 3 * YB, pdl, st, a)
            : launch(combine_push<B, 1, N>, G, (N + 16) * 32, (size_t)N * 3 * YB, pdl, st, a);
 }
-template <bool EARLY>
+template <bool EARLY, int SW, int SD, int XW, int XD>
 static void go_whole(const Args& a, int G, bool pdl, cudaStream_t st) {
-  launch(dispatch_whole<EARLY>, G, (SW + XW) * 32,
+  launch(dispatch_whole<EARLY, SW, SD, XW, XD>, G, (SW + XW) * 32,
          (size_t)(SW * SD + XW * XD) * STAGE + (EARLY ? kIdxBytes : 0), pdl, st, a);
 }
 template <bool PULL>
@@ -52,17 +52,20 @@ static void go_sum(const Args& a, int G, bool pdl, cudaStream_t st) {
 static void go_ring(const Args& a, int G, bool pdl, cudaStream_t st) {
   launch(combine_ring, G, kRingThreads, (size_t)15 * YB, pdl, st, a);
 }
-static const Variant DV[] = {
-    {"D1a.last", go_regs<true, false>}, {"D1a.each", go_regs<false, false>},
-    {"D1b.last", go_bulk<true>},        {"D1b.each", go_bulk<false>},
-    {"D1a.all", go_regs<false, true>},  {"D3", go_whole<false>},
-    {"D3.early", go_whole<true>}};
+static const Variant DV[] = {{"D1a.last", go_regs<true, false>},
+                             {"D1a.each", go_regs<false, false>},
+                             {"D1b.last", go_bulk<true>},
+                             {"D1b.each", go_bulk<false>},
+                             {"D1a.all", go_regs<false, true>},
+                             {"D3", go_whole<false, 8, 2, 4, 3>},
+                             {"D3.early", go_whole<true, 8, 2, 4, 3>},
+                             {"D3.few", go_whole<true, 4, 3, 4, 4>}};
 static const Variant CV[] = {{"C1a", go_pull},          {"C1b", go_pull_bulk},
                              {"C2.1", go_push<1, IS>},  {"C2.4", go_push<4, IS>},
                              {"C2.few", go_push<1, 1>}, {"C3.push", go_sum<false>},
                              {"C3.pull", go_sum<true>}, {"C3.ring", go_ring}};
 // The first ND and NC are the same work, the others the whole work.
-constexpr int ND = 5, NC = 5, WHOLE = ND, NDW = 2, NCW = 3;
+constexpr int ND = 5, NC = 5, WHOLE = ND, NDW = 3, NCW = 3;
 
 static void prepare(int d, int c, int G) {
   dry = true;
