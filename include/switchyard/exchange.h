@@ -27,7 +27,8 @@ namespace switchyard {
 /// - Every rank calls the collective members in the same order, from one thread at a time.
 ///   `stream` and every tensor are of device(). dispatch and combine are their two phases in a row;
 ///   between the phases the caller may compute. The inputs of a send phase must stay unchanged
-///   until the matching receive phase has returned (CPU) or the stream has passed it (GPU).
+///   until the stream has passed it (GPU), or the matching receive phase has returned (CPU; there
+///   copies_inputs of the options shortens it to the send phase).
 /// - Memory is taken by the constructor, for the largest call; no call takes any, but for small
 ///   tables on CPUs that grow with T until they have seen the largest call, and for received rows
 ///   with ExchangeOptions::exact_memory.

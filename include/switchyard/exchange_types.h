@@ -107,6 +107,11 @@ struct DispatchOptions {
   /// call cannot be captured in a CUDA graph. CPUs always do; each rank may choose for itself.
   /// Source: do_cpu_sync of DeepEP's ElasticBuffer.
   bool host_counts = false;
+  /// CPUs: the send phase copies what it does not send, so that its inputs may be overwritten once
+  /// it has returned: the rows of this rank's own experts, which dispatch_receive otherwise reads
+  /// in `tokens`. Each rank may choose for itself. On GPUs the kernel of the send phase reads all
+  /// inputs.
+  bool copies_inputs = false;
   /// The in-flight slot of the handle, which must be free; -1: the first free one. The same on
   /// every rank. CUDA graphs of two handles that run at once need a slot each.
   std::int32_t slot = -1;
@@ -178,6 +183,9 @@ struct CombineOptions {
   RowsAre rows_are = RowsAre::kUnweighted;
   /// [N] f32, or [N, K] in token-major layouts: returned to the source ranks, not applied.
   TensorView row_weights{};
+  /// As DispatchOptions::copies_inputs: of rows for this rank's own tokens, which combine_receive
+  /// otherwise reads in `rows`.
+  bool copies_inputs = false;
 
   /// [T, K] f32: for kPerExpert, replaces the weights given to dispatch. With kPerRank weights are
   /// applied where the experts are: they must travel with dispatch.

@@ -103,13 +103,16 @@ struct PrepareArguments {
   /// On GPUs: waits on the host for counts, which Prepared::host and expert_num_tokens_cpu have
   /// then. See DispatchOptions::host_counts.
   bool host_counts = false;
+  /// CPUs, prepare_async: `hidden` may be overwritten before the receive part. See
+  /// DispatchOptions::copies_inputs.
+  bool copies_inputs = false;
 };
 
 struct FinalizeArguments {
   TensorView output;  ///< [T, H] bf16, f16 or f32; the receive part writes it
   /// Rows at the places of Prepared::experts, [N, H] or [L, C, H], bf16, f16 or f32; unchanged
-  /// until received. With a row a token: [M, H], weighted and summed over this rank's experts
-  /// (no_op), or [M, K, H] (delegate, contiguous).
+  /// until received, unless copies_inputs is set. With a row a token: [M, H], weighted and summed
+  /// over this rank's experts (no_op), or [M, K, H] (delegate, contiguous).
   TensorView expert_output;
   /// delegate: the class weighs rows and sums them. Grouped by expert no_op says that rows are
   /// weighted already, contiguous (kElasticPrefill) weighs them first, rounded to their dtype; the
@@ -129,6 +132,8 @@ struct FinalizeArguments {
   /// kPerRank in kLowLatency), others are kNotSupported.
   TensorView topk_weights{};
   TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare, which CPUs check
+  /// CPUs, finalize_async: expert_output may be overwritten before the receive part.
+  bool copies_inputs = false;
 };
 
 /// The shape follows vLLM's FusedMoEPrepareAndFinalizeModular, so that its users find their

@@ -140,6 +140,8 @@ struct CombineArguments {
     if (key == "rows_are_weighted") {
       options.rows_are =
           argument<bool>(value, key, "bool") ? RowsAre::kWeighted : RowsAre::kUnweighted;
+    } else if (key == "copies_inputs") {
+      options.copies_inputs = argument<bool>(value, key, "bool");
     } else if (key == "row_weights") {
       options.row_weights = arrays.in(value, "combine: row_weights");
     } else if (key == "topk_weights") {
@@ -213,15 +215,15 @@ constexpr const char* kDispatchSig =
     "StreamLike = None, "
     "scales: Array | None = None, tensor_scale: Array | None = None, payloads: Sequence[Array] = "
     "(), "
-    "max_tokens: int = 0, routing_only: bool = False, host_counts: bool = False, slot: int = -1) "
-    "-> ";
+    "max_tokens: int = 0, routing_only: bool = False, host_counts: bool = False, slot: int = -1, "
+    "copies_inputs: bool = False) -> ";
 constexpr const char* kAgainSig =
     "(self, earlier: Handle | Dispatched, tokens: Array, topk_weights: Array | None = None, *, "
     "stream: StreamLike = "
     "None, scales: Array | None = None, tensor_scale: Array | None = None, payloads: "
     "Sequence[Array] = (), "
-    "max_tokens: int = 0, routing_only: bool = False, host_counts: bool = False, slot: int = -1) "
-    "-> ";
+    "max_tokens: int = 0, routing_only: bool = False, host_counts: bool = False, slot: int = -1, "
+    "copies_inputs: bool = False) -> ";
 
 void bind_dispatch(nb::class_<PyExchange>& type) {
   type.def("dispatch", &dispatch, nb::arg("tokens"), nb::arg("topk_ids"),
@@ -247,7 +249,8 @@ void bind_dispatch(nb::class_<PyExchange>& type) {
            nb::arg("topk_weights").none() = nb::none(), nb::arg("options"),
            nb::sig(sig("dispatch_send", kDispatchSig, "Handle")),
            "The first phase of dispatch: quantizes and sends. The handle keeps the arrays until "
-           "they are received.")
+           "they are received, and on CPUs the caller leaves them as they are, unless "
+           "copies_inputs is set.")
       .def("dispatch_again_send", &dispatch_again_send, nb::arg("earlier"), nb::arg("tokens"),
            nb::arg("topk_weights").none() = nb::none(), nb::arg("options"),
            nb::sig(sig("dispatch_again_send", kAgainSig, "Handle")))
@@ -298,8 +301,9 @@ void bind_combine(nb::class_<PyExchange>& type) {
       .def("combine_send", &combine_send, nb::arg("handle"), nb::arg("rows"), nb::arg("options"),
            nb::sig("def combine_send(self, handle: Handle | Dispatched, rows: Array, *, stream: "
                    "StreamLike = None, rows_are_weighted: bool = False, row_weights: Array | None "
-                   "= None) -> None"),
-           "The first phase of combine. The handle keeps the rows until they are received.")
+                   "= None, copies_inputs: bool = False) -> None"),
+           "The first phase of combine. The handle keeps the rows until they are received, and on "
+           "CPUs the caller leaves them as they are, unless copies_inputs is set.")
       .def("combine_receive", &combine_receive, nb::arg("handle"),
            nb::arg("out").none() = nb::none(), nb::arg("dtype") = "bf16", nb::arg("options"),
            nb::sig("def combine_receive(self, handle: Handle | Dispatched, out: Array | None = "

@@ -81,6 +81,7 @@ void bind_exchange_configs(nb::module_& m) {
   options.push_back(keyword("routing_only", &DispatchOptions::routing_only));
   options.push_back(keyword("host_counts", &DispatchOptions::host_counts));
   options.push_back(keyword("slot", &DispatchOptions::slot));
+  options.push_back(keyword("copies_inputs", &DispatchOptions::copies_inputs));
 }
 
 }  // namespace switchyard::python

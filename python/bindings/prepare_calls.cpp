@@ -125,6 +125,8 @@ struct FinalizeCall {
       arguments.topk_weights = arrays.in(value, "finalize: topk_weights");
     } else if (key == "topk_ids") {
       arguments.topk_ids = arrays.in(value, "finalize: topk_ids");
+    } else if (key == "copies_inputs") {
+      arguments.copies_inputs = argument<bool>(value, key, "bool");
     } else if (key != "stream") {
       throw nb::type_error(("finalize() got an unexpected keyword argument '" + key + "'").c_str());
     }
@@ -170,6 +172,7 @@ void add_keywords() {
   keywords.push_back(keyword("weighs_in_place", &Arguments::weighs_in_place));
   keywords.push_back(keyword("max_tokens", &Arguments::max_tokens));
   keywords.push_back(keyword("host_counts", &Arguments::host_counts));
+  keywords.push_back(keyword("copies_inputs", &Arguments::copies_inputs));
 }
 
 constexpr const char* kPrepareSig =
@@ -177,15 +180,14 @@ constexpr const char* kPrepareSig =
     "bool = False, "
     "micro_batch: int = 0, defer_input_quant: bool = False, weighs_in_place: bool = False, "
     "max_tokens: int = 0, "
-    "host_counts: bool = False, stream: StreamLike = None) -> ";
+    "host_counts: bool = False, copies_inputs: bool = False, stream: StreamLike = None) -> ";
 constexpr const char* kFinalizeSig =
     "(self, expert_output: Array, out: Array | None = None, num_tokens: int | None = None, *, "
     "weight_and_reduce: "
     "Literal['delegate', 'no_op', 'contiguous'] = 'delegate', micro_batch: int = 0, shared: Array "
     "| None = None, "
     "reduced: Array | None = None, topk_weights: Array | None = None, topk_ids: Array | None = "
-    "None, stream: StreamLike "
-    "= None) -> ";
+    "None, copies_inputs: bool = False, stream: StreamLike = None) -> ";
 
 }  // namespace
 
@@ -279,7 +281,9 @@ void bind_prepare_calls(nb::class_<PyPrepareFinalize>& type) {
             return prepare(self, hidden, ids, weights, keywords, true);
           },
           nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"), nb::arg("options"),
-          nb::sig(sig("prepare_async", kPrepareSig, "Pending")), "Sends; the result receives.")
+          nb::sig(sig("prepare_async", kPrepareSig, "Pending")),
+          "Sends; the result receives. On CPUs the arrays stay as they are until then, unless "
+          "copies_inputs is set.")
       .def(
           "finalize",
           [](const PyPrepareFinalize& self, nb::handle rows, nb::handle out, nb::handle num_tokens,

@@ -44,6 +44,7 @@ DispatchOptions options_of(const sy_dispatch_options& from) {
   options.max_tokens = from.max_tokens;
   options.routing_only = from.routing_only;
   options.host_counts = from.host_counts;
+  options.copies_inputs = from.copies_inputs;
   options.slot = from.slot - 1;
   return options;
 }
@@ -53,6 +54,7 @@ CombineOptions options_of(const sy_combine_options* given) {
   CombineOptions options;
   options.rows_are = from.rows_are_weighted ? RowsAre::kWeighted : RowsAre::kUnweighted;
   options.row_weights = optional_view(from.row_weights, "row_weights");
+  options.copies_inputs = from.copies_inputs;
   options.topk_weights = optional_view(from.topk_weights, "topk_weights");
   options.bias = views_of(from.bias, from.num_bias, "bias");
   options.shared = optional_view(from.shared, "shared");

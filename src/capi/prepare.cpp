@@ -26,6 +26,7 @@ PrepareArguments prepare_arguments_of(const sy_prepare_arguments* given) {
   arguments.weighs_in_place = from.weighs_in_place;
   arguments.max_tokens = from.max_tokens;
   arguments.host_counts = from.host_counts;
+  arguments.copies_inputs = from.copies_inputs;
   return arguments;
 }
 
@@ -75,6 +76,7 @@ FinalizeArguments finalize_arguments_of(const sy_finalize_arguments* given) {
   arguments.reduced = optional_view(from.reduced, "reduced");
   arguments.topk_weights = optional_view(from.topk_weights, "topk_weights");
   arguments.topk_ids = optional_view(from.topk_ids, "topk_ids");
+  arguments.copies_inputs = from.copies_inputs;
   return arguments;
 }
 

@@ -80,6 +80,7 @@ ExchangeProbe::ExchangeProbe(const Group& group, const ExchangeCase& test, Devic
       host_counts_(!test.worst_case_rows || test.seed % 2 == 1),
       tamper_(std::move(tamper)),
       arena_(device, device.is_cpu() ? 0 : arena_bytes(test, group.size())),
+      copies_inputs_(device.is_cpu() && test.seed % 2 == 0),
       exchange_(group, config_,
                 {.device = device,
                  .timeout_ms = device.is_cpu() ? 0 : group.timeout_ms(),
@@ -88,7 +89,21 @@ ExchangeProbe::ExchangeProbe(const Group& group, const ExchangeCase& test, Devic
 
 void ExchangeProbe::begin() {
   if (num_alive_ == 0) arena_.clear();
+  if (num_alive_ == 0) lent_.clear();
   ++num_alive_;
+}
+
+// The rows for a send phase, until take_back().
+TensorView ExchangeProbe::lend(const TensorView& rows) {
+  if (!copies_inputs_) return arena_.in(rows);
+  std::vector<std::byte>& bytes = lent_.emplace_back(span_bytes(rows) + 1);
+  if (bytes.size() > 1) std::memcpy(bytes.data(), rows.data(), bytes.size() - 1);
+  return TensorView(bytes.data(), rows.dtype(), {rows.shape(0), rows.shape(1)},
+                    {rows.stride(0), rows.stride(1)});
+}
+
+void ExchangeProbe::take_back() {
+  if (copies_inputs_) std::fill(lent_.back().begin(), lent_.back().end(), std::byte{0xA5});
 }
 
 DispatchOptions ExchangeProbe::in(const DispatchOptions& options) {
@@ -97,6 +112,7 @@ DispatchOptions ExchangeProbe::in(const DispatchOptions& options) {
   result.tensor_scale = arena_.in(options.tensor_scale);
   for (TensorView& payload : result.payloads) payload = arena_.in(payload);
   result.host_counts = host_counts_;
+  result.copies_inputs = copies_inputs_;
   return result;
 }
 
@@ -115,8 +131,10 @@ DispatchHandle ExchangeProbe::dispatch_send(const TensorView& tokens, const Tens
                                             const TensorView& topk_weights,
                                             const DispatchOptions& options) {
   begin();
-  return exchange_.dispatch_send(arena_.in(tokens), arena_.in(topk_ids), arena_.in(topk_weights),
-                                 arena_.stream(), in(options));
+  const DispatchHandle handle = exchange_.dispatch_send(
+      lend(tokens), arena_.in(topk_ids), arena_.in(topk_weights), arena_.stream(), in(options));
+  take_back();
+  return handle;
 }
 
 DispatchHandle ExchangeProbe::dispatch_again_send(const DispatchHandle& earlier,
@@ -124,8 +142,10 @@ DispatchHandle ExchangeProbe::dispatch_again_send(const DispatchHandle& earlier,
                                                   const TensorView& topk_weights,
                                                   const DispatchOptions& options) {
   begin();
-  return exchange_.dispatch_again_send(earlier, arena_.in(tokens), arena_.in(topk_weights),
-                                       arena_.stream(), in(options));
+  const DispatchHandle handle = exchange_.dispatch_again_send(
+      earlier, lend(tokens), arena_.in(topk_weights), arena_.stream(), in(options));
+  take_back();
+  return handle;
 }
 
 Received ExchangeProbe::dispatch_receive(const DispatchHandle& handle) {
@@ -331,8 +351,9 @@ void ExchangeProbe::copy_routing(const Dispatched& got, Arrived& to) {
 
 void ExchangeProbe::combine_send(const DispatchHandle& handle, const TensorView& rows,
                                  const TensorView& row_weights) {
-  exchange_.combine_send(handle, arena_.in(rows), arena_.stream(),
-                         {.row_weights = arena_.in(row_weights)});
+  exchange_.combine_send(handle, lend(rows), arena_.stream(),
+                         {.row_weights = arena_.in(row_weights), .copies_inputs = copies_inputs_});
+  take_back();
 }
 
 void ExchangeProbe::combine_receive(const DispatchHandle& handle, const TensorView& output,
@@ -344,6 +365,10 @@ void ExchangeProbe::combine_receive(const DispatchHandle& handle, const TensorVi
 void ExchangeProbe::combine(const DispatchHandle& handle, const TensorView& rows,
                             const TensorView& output, const CombineOptions& options,
                             const TensorView& row_weights) {
+  if (copies_inputs_) {
+    combine_send(handle, rows, row_weights);
+    return combine_receive(handle, output, options);
+  }
   CombineOptions all = in(options);
   all.row_weights = arena_.in(row_weights);
   exchange_.combine(handle, arena_.in(rows), arena_.out(output), arena_.stream(), all);

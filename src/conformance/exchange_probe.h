@@ -62,6 +62,8 @@ class ExchangeProbe {
   struct Arrived;  ///< host memory of what came to a GPU
 
   void begin();
+  TensorView lend(const TensorView& rows);
+  void take_back();
   DispatchOptions in(const DispatchOptions& options);
   CombineOptions in(const CombineOptions& options);
   Received received(const Dispatched& got);
@@ -81,6 +83,9 @@ class ExchangeProbe {
   Tamper tamper_;
   Arena arena_;
   int num_alive_ = 0;  ///< handles, whose inputs are in the arena
+  /// CPUs: split calls are given memory that is overwritten once the send phase has returned.
+  bool copies_inputs_;
+  std::vector<std::vector<std::byte>> lent_;
   Exchange exchange_;  // last: it ends before its memory
 };
 

@@ -57,13 +57,13 @@ void check_experts_per_rank(const ExchangeConfig& config, int num_ranks) {
           "exchange: experts_per_rank adds up to {}, must be num_experts, {}", sum,
           config.num_experts);
 }
-
 // [P + 1]
 std::vector<int> first_experts(const ExchangeConfig& config) {
   std::vector<int> first{0};
   for (const std::int32_t count : config.experts_per_rank) first.push_back(first.back() + count);
   return first;
 }
+
 
 void check_enums(const ExchangeConfig& config) {
   require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);

@@ -217,8 +217,13 @@ static sy_status run_phases(void* user, sy_group* group) {
   uint16_t bias[1][kHidden];
   for (int h = 0; h < kHidden; ++h) bias[0][h] = bf16_bits(4.0f);
   const sy_tensor added = TENSOR(bias, SY_BF16, 1, kHidden);
-  const sy_combine_options sums = {.struct_size = sizeof(sums), .bias = &added, .num_bias = 1};
-  CHECK_OK(sy_combine_send(dispatch, received.rows, &sums, NULL));
+  const sy_combine_options sums = {
+      .struct_size = sizeof(sums), .bias = &added, .num_bias = 1, .copies_inputs = true};
+  static _Thread_local float results[2][kHidden];
+  memcpy(results, received.rows->data, sizeof(results));
+  const sy_tensor rows = TENSOR(results, SY_F32, 2, kHidden);
+  CHECK_OK(sy_combine_send(dispatch, &rows, &sums, NULL));
+  memset(results, 0, sizeof(results));  // copies_inputs
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "output is NULL",
                 sy_combine_receive(dispatch, NULL, &sums, NULL));
   CHECK_OK(sy_combine_receive(dispatch, &output, &sums, NULL));

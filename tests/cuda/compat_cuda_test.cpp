@@ -118,17 +118,15 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
     options.return_recv_hook = has_hook;
     const deep_ep::LowLatencyDispatched got = buffer.low_latency_dispatch(
         x, ids, shape.max_tokens, shape.num_experts, place.stream(), options);
-    if (has_hook) got.hook();
+    if (has_hook) {
+      place.overwrite(x);  // was read at the send
+      got.hook();
+    }
     got.event.current_stream_wait(place.stream());
     buffer.set_source_info(got.handle, place.stream());
     const std::string name = has_hook ? "hook" : "plain";
     keep_received(place, name, got);
-    const deep_ep::LowLatencyCombined combined =
-        buffer.low_latency_combine(results, ids, weights, got.handle, place.stream(),
-                                   {.out = out, .return_recv_hook = has_hook});
-    if (has_hook) combined.hook();
-    place.keep(name + " combined", combined.combined_x);
-    // The handle serves again, from its own memory.
+    // For a second combine of the handle.
     const TensorView memory = buffer.get_next_low_latency_combine_buffer(got.handle);
     const std::size_t num_bytes = memory.num_bytes();
     if (place.is_on_gpu()) {
@@ -138,6 +136,14 @@ void run_low_latency(Place& place, const Group& group, const ViewBatch& own, con
     } else if (num_bytes > 0) {
       std::memcpy(memory.data(), results.data(), num_bytes);
     }
+    const deep_ep::LowLatencyCombined combined =
+        buffer.low_latency_combine(results, ids, weights, got.handle, place.stream(),
+                                   {.out = out, .return_recv_hook = has_hook});
+    if (has_hook) {
+      place.overwrite(results);
+      combined.hook();
+    }
+    place.keep(name + " combined", combined.combined_x);
     const deep_ep::LowLatencyCombined again = buffer.low_latency_combine(
         memory, ids, weights, got.handle, place.stream(), {.zero_copy = true});
     place.keep(name + " again", again.combined_x);

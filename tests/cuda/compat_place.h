@@ -53,6 +53,16 @@ class Place {
     return inputs_.emplace_back(dtype, shape, device_).view();
   }
 
+  /// Overwrites a contiguous tensor, behind what the stream has so far.
+  void overwrite(const TensorView& view) const {
+    if (view.num_bytes() == 0) return;
+    if (!is_on_gpu()) std::memset(view.data(), 0x7F, view.num_bytes());
+    if (is_on_gpu()) {
+      cuda::check_cuda(cudaMemsetAsync(view.data(), 0x7F, view.num_bytes(), stream_.get()),
+                       "cudaMemsetAsync");
+    }
+  }
+
   /// The bytes of a contiguous tensor; none of an absent one.
   Bytes read(const TensorView& view) const {
     if (!view.has_value()) return {};

@@ -73,11 +73,13 @@ def test_low_latency_rows_and_sums(uses_hook):
         x, ids, weights = BATCHES[group.rank]
         stats = np.full(L, 3, np.int32)
         waits = np.zeros(P, np.int64)
+        lent = x.copy()
         recv_x, recv_count, handle, event, hook = buffer.low_latency_dispatch(
-            x, ids, MAX, E, cumulative_local_expert_recv_stats=stats, dispatch_wait_recv_cost_stats=waits, use_fp8=False,
+            lent, ids, MAX, E, cumulative_local_expert_recv_stats=stats, dispatch_wait_recv_cost_stats=waits, use_fp8=False,
             return_recv_hook=uses_hook)
         assert event.event is None and (hook is not None) == uses_hook
         address = recv_x.ctypes.data
+        lent[:] = 77  # DeepEP reads x at the send
         if uses_hook:
             hook()
         assert recv_x.shape == (L, C, H) and recv_x.dtype == BF16 and recv_x.ctypes.data == address
@@ -97,7 +99,9 @@ def test_low_latency_rows_and_sums(uses_hook):
                 assert count == sum(source == s for source, _ in rows)
                 assert count == 0 or [source for source, _ in rows[begin:begin + count]] == [s] * count
         out = np.zeros((len(x), H), BF16)
-        combined, event, hook = buffer.low_latency_combine(recv_x, ids, weights, handle, return_recv_hook=uses_hook, out=out)
+        lent = recv_x.copy()
+        combined, event, hook = buffer.low_latency_combine(lent, ids, weights, handle, return_recv_hook=uses_hook, out=out)
+        lent[:] = 77
         if uses_hook:
             hook()
         assert combined is out

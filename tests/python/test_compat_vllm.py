@@ -138,6 +138,51 @@ def test_whole_layers_with_the_class_that_reduces(name):
     run_local(P, rank)
 
 
+@pytest.mark.parametrize("name", ["low_latency", "nixl", "high_throughput", "v2_decode", "v2_prefill"])
+def test_inputs_may_be_overwritten_once_sent(name):
+    kind, make = CLASSES[name]
+
+    def rank(group):
+        with vllm.All2AllManager(group) as manager:
+            one = make(manager)
+            hidden, ids, weights = batch(group.rank, one)
+            expected = layer(one, kind, group.rank, hidden, ids, weights, False)
+            here, lent = expert_map(group.rank, kind), hidden.copy()
+            made = one.prepare_async(lent, weights, ids, E, here, False, PLAIN)
+            lent[:] = 77
+            rows, scales, counts, new_ids, new_weights = split(made)
+            ids, weights = ids if new_ids is None else new_ids, weights if new_weights is None else new_weights
+            results, reduce = run_experts(kind, local_experts(group.rank, kind), rows, scales, counts, ids, here, None)
+            lent, output = results.copy(), np.zeros_like(hidden)
+            made = one.finalize_async(output, lent, weights, ids, False, reduce)
+            lent[:] = 77
+            split(made)
+            np.testing.assert_array_equal(output, expected)
+
+    run_local(P, rank)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_rows_keep_their_dtype(name, dtype):
+    _, make = CLASSES[name]
+
+    def rank(group):
+        with vllm.All2AllManager(group) as manager:
+            one = make(manager)
+            _, ids, weights = batch(group.rank, one)
+            hidden = np.full((len(ids), H), 1 + 2.0 ** -9, dtype)  # no bf16
+            weights = np.ones_like(weights)
+            rows, _, _, new_ids, new_weights = one.prepare(hidden, weights, ids, E, None, False, PLAIN)
+            assert rows.dtype == dtype
+            ids, weights = ids if new_ids is None else new_ids, weights if new_weights is None else new_weights
+            output = np.zeros_like(hidden)
+            one.finalize(output, rows, weights, ids, False, DELEGATE if len(rows.shape) == 3 else NO_OP)
+            assert set(np.unique(output / hidden[0, 0])) <= {1, 2}
+
+    run_local(P, rank)
+
+
 def test_four_ranks_and_what_travels():
     def rank(group):
         with vllm.All2AllManager(group) as manager:

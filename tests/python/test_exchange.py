@@ -68,6 +68,41 @@ def test_identity_in_every_layout(layout, reduce, dtype):
         np.testing.assert_allclose(output, identity_sum(number), rtol=2**-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_are_not_rounded_unasked(dtype):
+    def rank(group):
+        tokens = np.full((1, H), 1 + 2.0 ** -10, dtype)  # no bf16
+        ids, name = np.array([[0, 1, 2]]), switchyard.Tensor.wrap(tokens).dtype
+        with exchange_of(group, scheme="none", combine_scheme="none", max_in_flight=2) as exchange:
+            with pytest.raises(switchyard.InvalidArgumentError, match=f"tokens is {name} .*; set scheme to {name}"):
+                exchange.dispatch(tokens, ids)
+            received = exchange.dispatch(tokens.astype(ml_dtypes.bfloat16), ids)
+            with pytest.raises(switchyard.InvalidArgumentError, match=f"rows is {name} .*; set combine_scheme to {name}"):
+                exchange.combine(received, received.rows.numpy().astype(dtype))
+            exchange.release(received)
+        with exchange_of(group, scheme=name, combine_scheme=name) as exchange:
+            received = exchange.dispatch(tokens, ids)
+            return exchange.combine(received, received.rows).numpy() == 3 * tokens
+
+    assert all(same.all() for same in run_local(2, rank))
+
+
+def test_copied_inputs_may_be_overwritten_once_sent():
+    def rank(group):
+        tokens, ids, weights = batch(group.rank)
+        with exchange_of(group, layout="expanded") as exchange:
+            lent = tokens.copy()
+            handle = exchange.dispatch_send(lent, ids, weights, copies_inputs=True)
+            lent[:] = 77
+            received = exchange.dispatch_receive(handle)
+            rows = received.rows.numpy().copy()
+            exchange.combine_send(received, rows, copies_inputs=True)
+            rows[:] = 77
+            np.testing.assert_allclose(exchange.combine_receive(received, dtype="f32").numpy(), identity_sum(group.rank))
+
+    run_local(3, rank)
+
+
 def test_golden_low_latency_sums():
     vectors = golden.load("combine")
 

@@ -80,6 +80,64 @@ def test_whole_layers(kind, make_experts):
         np.testing.assert_allclose(output, expected, atol=0.03 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("counts", [(1, 3), (0, 4), (4, 0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_per_rank(kind, counts):
+    def rank(group):
+        mine = slice(sum(counts[:group.rank]), sum(counts[:group.rank + 1]))
+        prepare = make_prepare_finalize(kind, group, experts_per_rank=list(counts), **SIZES)
+        assert prepare.num_local_experts == counts[group.rank]
+        hidden, ids, weights = batch(group.rank)
+        with ModularKernel(prepare, Experts(GATE[mine], UP[mine], DOWN[mine])) as kernel:
+            return kernel.apply(hidden, ids, weights).numpy().astype(np.float32)
+
+    for number, output in enumerate(run_local(P, rank)):
+        expected = plain_layer(number)
+        np.testing.assert_allclose(output, expected, atol=0.03 * np.abs(expected).max())
+
+
+def test_experts_per_rank_of_a_configuration():
+    parallel = switchyard.ParallelConfig.make(dp_size=2, dp_rank=1, enable_expert_parallel=True)
+    sizes = {"num_experts": E, "num_topk": K, "hidden": H, "parallel": parallel}
+    moe = switchyard.MoEConfig.make(**sizes, experts_per_rank=[1, 3])
+    assert moe.num_local_experts == 3
+    assert list(switchyard.choose_prepare_finalize(moe, switchyard.QuantConfig())[1].experts_per_rank) == [1, 3]
+    for counts in ([4], [1, 2], [-1, 5]):
+        with pytest.raises(switchyard.InvalidArgumentError, match="experts_per_rank has"):
+            switchyard.MoEConfig.make(**sizes, experts_per_rank=counts)
+    with pytest.raises(switchyard.InvalidArgumentError, match="experts_per_rank is given for local"):
+        make_prepare_finalize("local", None, experts_per_rank=[E], **SIZES)
+
+
+@pytest.mark.parametrize("kind", ["low_latency", "elastic_decode", "elastic_prefill"])
+def test_copied_inputs_may_be_overwritten_once_sent(kind):
+    def rank(group):
+        hidden, ids, weights = batch(group.rank)
+        with make_prepare_finalize(kind, group, **SIZES) as prepare:
+            results = []
+            for _ in range(2):
+                lent = hidden.copy()
+                pending = prepare.prepare_async(lent, ids, weights, copies_inputs=True)
+                lent[:] = 77
+                rows = pending.wait().experts.rows.numpy().copy()
+                pending = prepare.finalize_async(rows, num_tokens=len(hidden), weight_and_reduce="no_op", copies_inputs=True)
+                rows[:] = 77
+                results.append(pending.wait().numpy().copy())
+            prepared = prepare.prepare(hidden, ids, weights)
+            results.append(prepare.finalize(prepared.experts.rows, num_tokens=len(hidden), weight_and_reduce="no_op").numpy())
+            assert all((one == results[2]).all() for one in results)
+
+    run_local(P, rank)
+
+
+def test_rows_of_a_layer_are_not_rounded_unasked():
+    with make_prepare_finalize("local", None, **SIZES) as prepare:
+        hidden, ids, weights = batch(0)
+        for dtype in (np.float16, np.float32):
+            with pytest.raises(switchyard.InvalidArgumentError, match="set scheme to f"):
+                prepare.prepare(hidden.astype(dtype), ids, weights)
+
+
 def test_local_needs_no_group():
     with make_prepare_finalize("local", None, **SIZES) as prepare:
         assert (prepare.kind, prepare.num_local_experts, prepare.num_dispatchers) == ("local", E, 1)

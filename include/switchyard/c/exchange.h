@@ -117,9 +117,10 @@ typedef struct sy_dispatch_options {
   size_t num_payloads;
   sy_dispatch* earlier;  ///< rows land where its rows landed; topk_ids are NULL then
   int64_t max_tokens;    ///< the largest T of all ranks in this call; 0: the configured one
-  int32_t slot;       ///< the in-flight slot, from 1, one above that of C++; 0: the first free one
-  bool routing_only;  ///< rows do not travel
-  bool host_counts;   ///< GPUs: waits for counts: true sizes, sy_dispatch_counts; no capture
+  int32_t slot;        ///< the in-flight slot, from 1, one above that of C++; 0: the first free one
+  bool routing_only;   ///< rows do not travel
+  bool host_counts;    ///< GPUs: waits for counts: true sizes, sy_dispatch_counts; no capture
+  bool copies_inputs;  ///< CPUs: the inputs of sy_dispatch_send may be overwritten once it returns
 } sy_dispatch_options;
 
 /// Both phases. tokens [T, H] bf16, f16, f32 or quantized; topk_ids [T, K] i32 or i64, -1 for none;
@@ -129,7 +130,7 @@ SY_API sy_status sy_dispatch_tokens(sy_exchange* exchange, const sy_tensor* toke
                                     const sy_tensor* topk_ids, const sy_tensor* topk_weights,
                                     const sy_dispatch_options* options, void* stream,
                                     sy_dispatch** dispatch);
-/// The first phase; the inputs stay unchanged until the second.
+/// The first phase; the inputs stay unchanged until the second, unless copies_inputs is set.
 SY_API sy_status sy_dispatch_send(sy_exchange* exchange, const sy_tensor* tokens,
                                   const sy_tensor* topk_ids, const sy_tensor* topk_weights,
                                   const sy_dispatch_options* options, void* stream,
@@ -191,14 +192,15 @@ typedef struct sy_combine_options {
   const sy_tensor* shared;            ///< [T, H] bf16: added to the rounded sum; or NULL
   const sy_tensor* returned_weights;  ///< [T, K] f32, written; or NULL
   bool rows_are_weighted;             ///< "per_rank" sums the rows as they are
+  bool copies_inputs;  ///< CPUs: rows of sy_combine_send may be overwritten once it returns
 } sy_combine_options;
 
 /// Both phases. rows [N, H] or [L, C, H] bf16, f16 or f32: results at the places of the received
 /// rows; output [T, H], written.
 SY_API sy_status sy_combine(sy_dispatch* dispatch, const sy_tensor* rows, const sy_tensor* output,
                             const sy_combine_options* options, void* stream);
-/// The phases. sy_combine_send reads rows_are_weighted and row_weights, sy_combine_receive the
-/// rest.
+/// The phases. sy_combine_send reads rows_are_weighted, row_weights and copies_inputs,
+/// sy_combine_receive the rest.
 SY_API sy_status sy_combine_send(sy_dispatch* dispatch, const sy_tensor* rows,
                                  const sy_combine_options* options, void* stream);
 SY_API sy_status sy_combine_receive(sy_dispatch* dispatch, const sy_tensor* output,

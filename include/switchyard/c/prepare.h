@@ -90,6 +90,7 @@ typedef struct sy_prepare_arguments {
   bool defer_input_quant;
   bool weighs_in_place;
   bool host_counts;
+  bool copies_inputs;  ///< CPUs: `hidden` of sy_prepare_send may be overwritten once it returns
 } sy_prepare_arguments;
 
 /// Prepared: what the experts get. Memory of the object, valid until finalize of the same
@@ -114,7 +115,7 @@ typedef struct sy_prepared {
 SY_API sy_status sy_prepare(sy_prepare_finalize* prepare_finalize,
                             const sy_prepare_arguments* arguments, void* stream,
                             sy_prepared* prepared);
-/// The phases. The inputs stay unchanged until the second.
+/// The phases. The inputs stay unchanged until the second, unless copies_inputs is set.
 SY_API sy_status sy_prepare_send(sy_prepare_finalize* prepare_finalize,
                                  const sy_prepare_arguments* arguments, void* stream);
 SY_API sy_status sy_prepare_receive(sy_prepare_finalize* prepare_finalize, int32_t micro_batch,
@@ -131,6 +132,8 @@ typedef struct sy_finalize_arguments {
   const sy_tensor* topk_weights;  ///< instead of those of prepare; or NULL
   const sy_tensor* topk_ids;      ///< those of prepare; or NULL
   int32_t micro_batch;
+  bool copies_inputs;  ///< CPUs: expert_output of sy_finalize_send may be overwritten once it
+                       ///< returns
 } sy_finalize_arguments;
 
 SY_API sy_status sy_finalize(sy_prepare_finalize* prepare_finalize,

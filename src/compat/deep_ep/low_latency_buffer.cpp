@@ -141,6 +141,7 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
         copy_ids("low_latency_dispatch", own.pool.results(), topk_idx, stream);
   }
   DispatchOptions extra;
+  extra.copies_inputs = options.return_recv_hook;  // as the original, which reads x at the send
   if (options.use_nvfp4) extra.tensor_scale = options.x_global_scale;
   KeptDispatch& kept = handle->state->kept;
   LowLatencyDispatched result{handle, {}, {}};
@@ -198,6 +199,7 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
   }
   CombineOptions extra;
   extra.topk_weights = topk_weights;
+  extra.copies_inputs = options.return_recv_hook;
   state.is_returned = true;
   if (options.return_recv_hook) {
     state.kept.combine_send(x, {}, topk_idx, result.combined_x, stream, extra);

@@ -118,7 +118,8 @@ class CpuExchange : public ExchangeBackend {
   RankRouting own_routing(const Slot& slot) const;
   /// A rank reads its own rows in the caller's memory unless they change on the way.
   bool is_in_place(const Slot& slot) const {
-    return !config_.scheme.is_quantized() && config_.payload_bytes.empty() && slot.input.is_stored;
+    return !config_.scheme.is_quantized() && config_.payload_bytes.empty() &&
+           slot.input.is_stored && !slot.input.options.copies_inputs;
   }
   /// Writes a token to each place in the form in which it travels.
   void write_row(const Slot& slot, std::int64_t token, std::span<std::byte* const> to,
@@ -217,6 +218,10 @@ class CpuExchange : public ExchangeBackend {
   void add_hosts(const Slot& slot, std::int64_t token, const Arrival* own);
   void add_choices(const Slot& slot, std::int64_t token, const Arrival* own,
                    const TensorView& topk_weights);
+  /// A rank reads its own results where the caller has them, unless combine_send copied them.
+  bool is_summed_in_place(const Slot& slot, int peer) const {
+    return peer == rank_ && !slot.copies_results;
+  }
   const std::byte* next_returned(int peer, std::int64_t token, std::int32_t column) {
     const auto p = static_cast<std::size_t>(peer);
     return returned_[p].row(num_summed_[p]++, token, column);

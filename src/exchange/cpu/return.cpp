@@ -82,6 +82,7 @@ void CpuExchange::combine_send(const CombineCall& call) {
   check_results(config_, slot.receive().num_buffer_rows, rows);
   check_row_weights(config_, slot.receive().num_buffer_rows, row_weights);
   if (call.options.rows_are == RowsAre::kWeighted) slot.placement_weights.clear();
+  slot.copies_results = call.options.copies_inputs;
   slot.call = begin(slot, "combine", Phase::kCombineSend);
   handles_.advance(index_of(slot), Stage::kReturned);
   slot.results = rows;
@@ -89,7 +90,7 @@ void CpuExchange::combine_send(const CombineCall& call) {
   // Rows of this rank's own tokens stay where they are: combine_receive reads them in place.
   for (int i = 0; i < num_ranks_; ++i) {
     const int owner = (rank_ + i) % num_ranks_;
-    if (owner != rank_) return_rows_to(slot, owner);
+    if (owner != rank_ || slot.copies_results) return_rows_to(slot, owner);
     return_weights_to(slot, owner, row_weights);
     send_returns(slot, owner);
   }

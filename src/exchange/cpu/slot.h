@@ -73,6 +73,7 @@ struct CpuSlot {
   AlignedBuffer weights;
   std::vector<AlignedBuffer> payloads;
   TensorView results;            ///< the caller's, until combine_receive
+  bool copies_results = false;   ///< combine_send copied those for own tokens
   bool returns_weights = false;  ///< combine_send was given row_weights
   std::int32_t total_rows = 0;   ///< as the caller reads it
   std::int32_t num_dropped = 0;  ///< likewise

@@ -154,7 +154,7 @@ void CpuExchange::add_shared(const TensorView& shared, std::int64_t token, std::
 // per_rank: one row of each rank concerned, in the layout's order; this rank's own is made here.
 void CpuExchange::add_partials(const Slot& slot, std::int64_t token, const Arrival* own) {
   for (const TokenRank& r : slot.routing->send.ranks_of(token)) {
-    if (r.rank == rank_) {
+    if (is_summed_in_place(slot, r.rank)) {
       add_own_share(slot, *own);
     } else {
       add_wire(next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k)), 1.0f);
@@ -190,8 +190,9 @@ void CpuExchange::add_hosts(const Slot& slot, std::int64_t token, const Arrival*
       continue;
     }
     const std::byte* partial =
-        r.rank == rank_ ? share_of(slot, *own)
-                        : next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k));
+        is_summed_in_place(slot, r.rank)
+            ? share_of(slot, *own)
+            : next_returned(r.rank, token, shape_.window.column(r.rank, r.highest_k));
     host_sum_.add_stored(wire, partial, partial + shape_.combine_scales_in_row, 1.0f);
     if (!is_last) continue;
     round_to_wire(host_sum_, host_row_.data());
@@ -216,7 +217,7 @@ void CpuExchange::add_choices(const Slot& slot, std::int64_t token, const Arriva
     if (id == kNoExpert) continue;
     const float weight = weights == nullptr ? 1.0f : weights[first + k];
     const int owner = shape_.ownership.owner(id);
-    if (owner != rank_) {
+    if (!is_summed_in_place(slot, owner)) {
       add_wire(next_returned(owner, token, static_cast<std::int32_t>(k)), weight);
     } else if (is_in_wire_form(slot)) {
       add_wire(result_row(slot, (placement++)->row), weight);

@@ -163,7 +163,8 @@ void MessagesExchange::place_returns(const Slot& slot, std::uint64_t call, Stagi
   for (int peer = 0; peer < num_ranks_; ++peer) {
     Traffic& traffic = with(staging, peer);
     if (is_per_expert) traffic.num_rows_in = traffic.num_weights_in;
-    if (peer == rank_) traffic.num_rows_in = traffic.num_rows_out = 0;
+    if (peer == rank_) traffic.num_rows_in = 0;
+    if (peer == rank_ && !slot.copies_results) traffic.num_rows_out = 0;
     traffic.rows_out = next.rows_out;
     traffic.rows_in = next.rows_in;
     traffic.weights_out = next.weights_out;

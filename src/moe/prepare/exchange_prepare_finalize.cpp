@@ -214,7 +214,8 @@ Pending<void> ExchangePrepareFinalize::finalize_async(const FinalizeArguments& a
   MicroBatch& batch = busy_batch_of(arguments.micro_batch);
   const TensorView output = arguments.output;
   require_stream("finalize", device(), receive_stream);
-  const CombineOptions options = combine_options(batch, arguments);
+  CombineOptions options = combine_options(batch, arguments);
+  options.copies_inputs = arguments.copies_inputs;
   batch.exchange->check_output(batch.handle, output, options);
   batch.exchange->combine_send(batch.handle, to_send(batch, arguments, stream), stream, options);
   return split_call<void>(

@@ -41,6 +41,7 @@ ExchangePrepareFinalize::Input ExchangePrepareFinalize::begin(MicroBatch& batch,
   input.options.max_tokens = rounded_max_tokens(recipe_, config_, arguments.max_tokens);
   input.options.host_counts = arguments.host_counts;
   input.options.slot = arguments.micro_batch;
+  input.options.copies_inputs = arguments.copies_inputs;
   return input;
 }
 

@@ -148,6 +148,49 @@ TEST(DeepEpLowLatencyTest, HookAndZeroCopyGiveTheSameBits) {
   });
 }
 
+// DeepEP reads x at the send, so its callers reuse the memory before the hook has run.
+TEST(DeepEpLowLatencyTest, InputsMayBeOverwrittenBeforeTheHook) {
+  for (const ViewShape& shape : test::view_shapes()) {
+    run_ranks(shape.num_ranks, [&](const Group& group) {
+      Rank r(group, shape);
+      LowLatencyDispatchOptions options = kBf16;
+      options.return_recv_hook = true;
+      const Tensor x = copy_to(r.own.x(), Device::cpu());
+      const LowLatencyDispatched got = r.buffer.low_latency_dispatch(
+          x, r.own.ids(), shape.max_tokens, shape.num_experts, Stream::host(), options);
+      std::memset(x.data(), 0x7F, x.view().num_bytes());
+      got.hook();
+      check_segments(r, got);
+      const Tensor results = copy_to(got.rows().recv_x, Device::cpu());
+      for (int repeat = 0; repeat < 2; ++repeat) {  // a second combine reopens the handle
+        const Tensor rows = copy_to(results, Device::cpu());
+        const LowLatencyCombined combined = r.combine(rows, got, {.return_recv_hook = true});
+        std::memset(rows.data(), 0x7F, rows.view().num_bytes());
+        combined.hook();
+        check_identity(r, combined.combined_x);
+      }
+    });
+  }
+}
+
+TEST(DeepEpLowLatencyTest, WideRowsAreNotRounded) {
+  run_ranks(1, [](const Group& group) {
+    Rank r(group, {1, 4, 2, 5, 256});
+    const Tensor wide(DType::kF32, {r.own.num_tokens(), r.shape.hidden});
+    const auto dispatch = [&](const LowLatencyDispatchOptions& options) {
+      return r.buffer.low_latency_dispatch(wide, r.own.ids(), r.shape.max_tokens,
+                                           r.shape.num_experts, Stream::host(), options);
+    };
+    test::expect_error(Errc::kInvalidArgument, "x is f32 [5, 256], must be bf16",
+                       [&] { dispatch(kBf16); });
+    const LowLatencyDispatched got = dispatch({});
+    const TensorView& rows = got.rows().recv_x;
+    const Tensor results(DType::kF32, {rows.shape(0), rows.shape(1), r.shape.hidden});
+    test::expect_error(Errc::kInvalidArgument, "must be bf16, as which rows travel",
+                       [&] { r.combine(results, got); });
+  });
+}
+
 TEST(DeepEpLowLatencyTest, Fp8RowsKeepTheirConstantAndScalesAreTransposed) {
   for (const bool is_packed : {false, true}) {
     run_ranks(3, [&](const Group& group) {

@@ -185,6 +185,37 @@ TEST(PrepareFinalizeCallsTest, TwoMicroBatchesAreIndependent) {
   }
 }
 
+TEST(PrepareFinalizeCallsTest, CopiedInputsMayBeOverwrittenBeforeTheReceivePart) {
+  for (const PrepareKind kind : kAllClasses) {
+    const ClassCase test{.kind = kind, .num_topk = 1, .none_share = 0.0};
+    const reference::Batch batch = test::random_batch_of(test);
+    run_ranks(test.num_ranks(), [&](const Group& group) {
+      reference::RankInput own = batch.ranks[static_cast<std::size_t>(group.rank())];
+      for (float& w : own.topk_weights.data) w = 1.0f;
+      const CallInput input(own);
+      const auto object = make_prepare_finalize(kind, group, test.config());
+      const auto overwrite = [](const Tensor& tensor) {
+        std::memset(tensor.data(), 0x7F, tensor.view().num_bytes());
+      };
+      const Tensor hidden = copy_to(input.hidden, Device::cpu());
+      PrepareArguments arguments{hidden, input.ids, input.weights};
+      arguments.copies_inputs = true;
+      const auto prepare = object->prepare_async(arguments);
+      overwrite(hidden);
+      const Prepared prepared = prepare.receiver();
+      const Tensor rows = copy_to(prepared.experts.rows, Device::cpu());
+      const Tensor output = test::zeros_like(input.hidden);
+      FinalizeArguments results{output, rows, WeightAndReduce::no_op()};
+      results.copies_inputs = true;
+      const auto finalize = object->finalize_async(results);
+      overwrite(rows);
+      finalize.receiver();
+      EXPECT_EQ(std::memcmp(output.data(), input.hidden.data(), output.view().num_bytes()), 0)
+          << name_of(kind);
+    });
+  }
+}
+
 // What another micro-batch left to this one is received before this one sends.
 TEST(PrepareFinalizeCallsTest, FinalizeFirstRunsThePendingHook) {
   for (const bool is_async : {false, true}) {

@@ -140,6 +140,10 @@ class SWITCHYARD_API LowLatencyBuffer {
   ///   x         [T, H]  bf16, f16 or f32, rows contiguous; T from 0 to the maximum
   ///   topk_idx  [T, K]  i64 or i32; -1: none
   ///
+  /// With return_recv_hook x and topk_idx may be overwritten once the call has returned (on a GPU:
+  /// by work behind it in the stream), as with DeepEP: on CPUs the call copies the rows of this
+  /// rank's own experts.
+  ///
   /// At most two handles may await their combine; a third dispatch is an error. Destroying every
   /// copy of a handle releases it.
   LowLatencyDispatched low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
@@ -151,7 +155,8 @@ class SWITCHYARD_API LowLatencyBuffer {
   /// combined_x[t] = sum of topk_weights[t, k] * row of (t, k): one f32 fma chain, k ascending,
   /// rounded once; 0 for a token without experts. May be repeated with one handle.
   ///
-  ///   x             [L, C, H]  bf16, f16 or f32: one row per received row
+  ///   x             [L, C, H]  bf16: one row per received row; with return_recv_hook it may be
+  ///                            overwritten like x of dispatch
   ///   topk_idx      [T, K]     the ids given to dispatch; other ids are an error on CPUs, and
   ///                            undefined on a GPU
   ///   topk_weights  [T, K]     f32; unchanged until the hook has run

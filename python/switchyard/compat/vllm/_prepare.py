@@ -107,7 +107,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
     def _send(self, *given: Any) -> Any:
         call, arguments = self._begin(*given)
         a1, topk_weights, topk_ids = given[:3]
-        pending = call.object.prepare_async(a1, topk_ids, topk_weights, **arguments)
+        pending = call.object.prepare_async(a1, topk_ids, topk_weights, copies_inputs=True, **arguments)
         self._calls[arguments["micro_batch"]] = call
         return self._split("prepare_async", pending, lambda: self._receive(call, pending.wait()))
 
@@ -198,7 +198,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
     def _return(self, output: Any, *given: Any) -> Any:
         interface.run_pending_receive()
         call, rows, arguments = self._end(output, *given)
-        pending = call.object.finalize_async(rows, output, **arguments)
+        pending = call.object.finalize_async(rows, output, copies_inputs=True, **arguments)
         del self._calls[arguments["micro_batch"]]
         return self._split("finalize_async", pending, lambda: _nothing(pending.wait()))
 
@@ -261,13 +261,14 @@ class AsyncPrepareAndFinalize(PrepareAndFinalize):
 
     def prepare_async(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any,
                       apply_router_weight_on_input: bool, quant_config: Any, defer_input_quant: bool = False) -> Any:
-        """prepare in two parts: sends, and returns what receives. `a1`, `topk_ids` and `topk_weights` are read until then."""
+        """prepare in two parts: sends, and returns what receives. The arrays may be overwritten once it has returned."""
         return self._send(a1, topk_weights, topk_ids, num_experts, expert_map, apply_router_weight_on_input, quant_config,
                           defer_input_quant)
 
     def finalize_async(self, output: Any, fused_expert_output: Any, topk_weights: Any, topk_ids: Any,
                        apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> Any:
-        """finalize in two parts: sends, and returns what receives and writes `output`."""
+        """finalize in two parts: sends, and returns what receives and writes `output`. The rows may be overwritten once it has
+        returned, `topk_weights` not before the rest has been received."""
         return self._return(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input, weight_and_reduce_impl)
 
 
