@@ -10,7 +10,8 @@ def rank(group):
 
     exchange = switchyard.Exchange(
         group, num_experts=4, num_topk=2, hidden=8,
-        max_tokens_per_rank=1)
+        max_tokens_per_rank=1,
+        scheme="f32", combine_scheme="f32")
     received = exchange.dispatch(tokens, ids, weights)
     # Here an expert would work on received.rows.
     output = exchange.combine(received, received.rows)

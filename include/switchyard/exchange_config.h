@@ -35,15 +35,15 @@ struct ExchangeConfig {
   /// kAllGather: every rank holds a slice of every expert (tensor parallelism), so each returns a
   /// row for every token.
   bool slices_experts = false;
-  /// Format of rows on the wire; the sender quantizes them once. kNone sends bf16, f16 or f32, by
-  /// its dtype.
+  /// Format of rows on the wire; the sender quantizes them once. Unquantized schemes send their
+  /// dtype: kNone bf16, QuantScheme{DType::kF32} f32. Rows in f16 or f32 are an error with kNone.
   QuantScheme scheme = schemes::kNone;
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of the received scales
   /// Bytes per row of each additional payload that travels with the tokens.
   std::vector<std::int64_t> payload_bytes{};
   Reduce reduce = Reduce::kPerRank;
-  /// Format of returned rows. kNone: bf16, f16 or f32, by its dtype. A quantized scheme loses
-  /// precision, so it is opt-in; it must have scales in each row.
+  /// Format of returned rows, likewise: results in f16 or f32 are an error with kNone. A quantized
+  /// scheme loses precision, so it is opt-in; it must have scales in each row.
   QuantScheme combine_scheme = schemes::kNone;
   bool sends_weights = true;          ///< topk_weights travel with dispatch (f32)
   std::int64_t expert_alignment = 1;  ///< kExpanded: each expert starts at a multiple of it

@@ -175,7 +175,7 @@ struct Dispatched {
 /// Whether the rows given to combine have their topk weights in them already.
 enum class RowsAre : std::uint8_t { kUnweighted, kWeighted };
 
-/// What combine takes besides rows and output. combine_send reads the first two members,
+/// What combine takes besides rows and output. combine_send reads the first three members,
 /// combine_receive the others.
 struct CombineOptions {
   /// kWeighted: per_rank sums the rows as they are. (The sums of per_expert happen at the owner,

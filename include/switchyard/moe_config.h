@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "switchyard/dtype.h"
 #include "switchyard/export.h"

@@ -242,7 +242,8 @@ struct PrepareFinalizeConfig {
   std::int32_t num_topk = 0;
   std::int64_t hidden = 0;
   std::int64_t max_tokens_per_rank = 0;
-  /// How the experts get their rows.
+  /// How the experts get their rows. Unquantized ones keep the dtype of `hidden` where it is that
+  /// of the scheme; to bf16, as with kNone, nothing is rounded.
   QuantScheme scheme = schemes::kNone;
   /// How rows travel. Absent: as `scheme` where a sender can apply it, else unquantized; a dynamic
   /// scale of a whole tensor is taken over the rows that arrived, valid rows only. A wire scheme
@@ -254,8 +255,10 @@ struct PrepareFinalizeConfig {
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of what experts get
   /// Absent: per_expert for kLowLatency and kLocal, else per_rank. With kLocal both are one.
   std::optional<Reduce> reduce{};
-  QuantScheme combine_scheme = schemes::kNone;  ///< of rows on the way back
-  std::int64_t expert_alignment = 1;            ///< kElasticPrefill
+  /// Of rows on the way back. Unquantized, its dtype is also that of rows that arrive unquantized
+  /// to be quantized there.
+  QuantScheme combine_scheme = schemes::kNone;
+  std::int64_t expert_alignment = 1;  ///< kElasticPrefill
   /// Handles that may be open at once; 0: as many as the mirrored class has, two in kLowLatency and
   /// the elastic classes, else one.
   std::int32_t num_micro_batches = 0;

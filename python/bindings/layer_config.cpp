@@ -102,7 +102,11 @@ void bind_sizes(nb::module_& m) {
           [](const nb::kwargs& keywords) {
             return MoEConfig::make(made_from<MoEConfig>(keywords, "MoEConfig"));
           },
-          "Checks the members and fills in those that are None.");
+          "Checks the members and fills in those that are None.")
+      .def("use_flashinfer_cutlass_kernels", &MoEConfig::use_flashinfer_cutlass_kernels,
+           nb::arg("has_kernels") = true,
+           "Whether the settings SWITCHYARD_USE_FLASHINFER_MOE_FP4 and "
+           "SWITCHYARD_FLASHINFER_MOE_BACKEND ask for them and the caller has them.");
 }
 
 // Keywords of the factory: members of PrepareFinalizeOptions, then of ExchangeOptions.

@@ -23,6 +23,8 @@ QuantScheme scheme_of(const char* name, const char* field) {
 
 QuantScheme wire_scheme_of(const char* name, const char* field, const char* dtype,
                            const char* dtype_field) {
+  const std::optional<DType> wide = name == nullptr ? std::nullopt : dtype_from_name(name);
+  if (wide == DType::kBF16 || wide == DType::kF16 || wide == DType::kF32) return {*wide};
   QuantScheme scheme = scheme_of(name, field);
   if (dtype == nullptr) return scheme;
   check(!scheme.is_quantized(), "{} is \"{}\", but {} is \"{}\", which has its own", dtype_field,

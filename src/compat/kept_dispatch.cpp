@@ -205,6 +205,11 @@ void check_ids(const char* function, const TensorView& x, const TensorView& topk
           function, x, topk_idx);
 }
 
+void check_bf16(const char* function, const TensorView& x) {
+  require(!x.has_value() || x.dtype() == DType::kBF16, Errc::kInvalidArgument,
+          "{}: x is {}, must be bf16, as which rows travel; round it first", function, x);
+}
+
 IdTable ids_for_kernel(const TensorView& ids) {
   return {ids.data(),   ids.dtype() == DType::kI64, ids.shape(0), ids.shape(1), ids.stride(0),
           ids.stride(1)};

@@ -150,6 +150,9 @@ QuantScheme scheme_of_rows(const char* function, const TensorView& x, const Tens
 /// Errors: kInvalidArgument unless x is [T, H] and topk_idx [T, K].
 void check_ids(const char* function, const TensorView& x, const TensorView& topk_idx);
 
+/// Results, which the originals take in bf16 alone. Errors: kInvalidArgument.
+void check_bf16(const char* function, const TensorView& x);
+
 /// Ids of a tensor [T, K], for kernels.
 IdTable ids_for_kernel(const TensorView& ids);
 

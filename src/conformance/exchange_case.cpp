@@ -129,6 +129,11 @@ void make_possible(Levels& levels) {
   if (levels[kSendsWeights] == 1) levels[kReturnsWeights] = levels[kLacksWeights] = 0;
 }
 
+// To bf16 no row is narrowed.
+DType fitting(const QuantScheme& wire, DType rows) {
+  return !wire.is_quantized() && wire.dtype == DType::kBF16 ? DType::kBF16 : rows;
+}
+
 ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std::uint64_t seed) {
   ExchangeCase test;
   test.num_ranks = rank_counts[l[kRanks]];
@@ -149,8 +154,8 @@ ExchangeCase make_case(const Levels& l, const std::vector<int>& rank_counts, std
   if (l[kPayloads] == 1) test.payload_bytes = {3};
   if (l[kPayloads] == 2) test.payload_bytes = {8, 1};
   test.is_quantized_input = l[kInput] == 3;
-  test.input = kFloats[l[kInput] % 3];
-  test.results = kFloats[l[kResults]];
+  test.input = fitting(test.scheme, kFloats[l[kInput] % 3]);
+  test.results = fitting(test.combine_scheme, kFloats[l[kResults]]);
   test.output = kFloats[l[kOutput]];
   test.num_bias = static_cast<int>(l[kBias]);
   test.returns_weights = l[kReturnsWeights] == 1;

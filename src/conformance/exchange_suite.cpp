@@ -105,7 +105,7 @@ constexpr std::array kParts{
     Part{"experts on some ranks only", [](ExchangeCase& test) { test.has_uneven_experts = false; }},
     Part{"quantized results",
          [](ExchangeCase& test) {
-           if (test.combine_scheme.is_quantized()) test.combine_scheme = schemes::kNone;
+           if (test.combine_scheme.is_quantized()) test.combine_scheme = {test.results};
          }},
 };
 

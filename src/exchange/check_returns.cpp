@@ -5,6 +5,7 @@
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"
+#include "exchange/check_tokens.h"
 
 namespace switchyard {
 namespace {
@@ -41,6 +42,7 @@ void check_results(const ExchangeConfig& config, std::int64_t num_buffer_rows,
           "combine: rows is {}, must be bf16, f16 or f32 [{}, {}], contiguous: one row for each of "
           "the receive buffer",
           rows, num_buffer_rows, config.hidden);
+  check_wire_type("combine", "rows", rows, config.combine_scheme, "combine_scheme");
   check_address(rows, "combine", "rows");
 }
 

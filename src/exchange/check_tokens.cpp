@@ -8,9 +8,19 @@
 
 namespace switchyard {
 
+void check_wire_type(const char* function, const char* name, const TensorView& rows,
+                     const QuantScheme& wire, const char* setting) {
+  require(wire.is_quantized() || wire.dtype != DType::kBF16 || rows.dtype() == wire.dtype,
+          Errc::kInvalidArgument,
+          "{}: {} is {}, must be bf16, as which rows travel with {} none; set {} to {} on every "
+          "rank, or round them",
+          function, name, rows, setting, setting, name_of(rows.dtype()));
+}
+
 bool check_tokens(const ExchangeConfig& config, std::int64_t num_scales, const TensorView& tokens,
-                  const TensorView& scales) {
+                  const DispatchOptions& options) {
   const QuantScheme& scheme = config.scheme;
+  const TensorView& scales = options.scales;
   const bool is_quantized = tokens.has_value() && scheme.is_quantized() && !scheme.is_simulated() &&
                             tokens.dtype() == scheme.dtype;
   if (is_quantized) {
@@ -24,6 +34,7 @@ bool check_tokens(const ExchangeConfig& config, std::int64_t num_scales, const T
                           kAnyRows,
                           config.hidden,
                           true});
+    if (!options.routing_only) check_wire_type("dispatch", "tokens", tokens, scheme, "scheme");
   }
   if (is_quantized && num_scales > 0) {
     require(scales.has_value() && scales.dtype() == scale_dtype(scheme) && scales.num_dims() == 2 &&

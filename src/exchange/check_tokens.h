@@ -7,14 +7,21 @@
 #include <vector>
 
 #include "switchyard/exchange_config.h"
+#include "switchyard/exchange_types.h"
 #include "switchyard/tensor.h"
 
 namespace switchyard {
 
-/// Tokens [T, H], either to be quantized by dispatch or already quantized, with `scales` [T, S].
-/// Returns true when they are already quantized. Errors: kInvalidArgument.
+/// Tokens [T, H], either to be quantized by dispatch or already quantized, with options.scales
+/// [T, S]. Returns true when they are already quantized. Errors: kInvalidArgument.
 bool check_tokens(const ExchangeConfig& config, std::int64_t num_scales, const TensorView& tokens,
-                  const TensorView& scales);
+                  const DispatchOptions& options);
+
+/// Rows lose digits only to a type that was chosen: to bf16, which nobody need choose, they must
+/// not be narrowed. `setting`: the member of ExchangeConfig that is `wire`. Errors:
+/// kInvalidArgument.
+void check_wire_type(const char* function, const char* name, const TensorView& rows,
+                     const QuantScheme& wire, const char* setting);
 
 /// topk_weights [T, K] f32, or absent. Errors: kInvalidArgument.
 void check_topk_weights(const ExchangeConfig& config, std::int64_t num_tokens,

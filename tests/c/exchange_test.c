@@ -35,7 +35,8 @@ static const sy_exchange_config kConfig = {.struct_size = sizeof(kConfig),
                                            .num_topk = 2,
                                            .hidden = kHidden,
                                            .max_tokens_per_rank = 1,
-                                           .row_dtype = "f32"};
+                                           .row_dtype = "f32",
+                                           .combine_scheme = "f32"};
 
 static void check_counts(sy_dispatch* dispatch, int32_t rank) {
   sy_host_counts counts = {.struct_size = sizeof(counts)};
@@ -189,7 +190,6 @@ static sy_status run_phases(void* user, sy_group* group) {
   sy_exchange_config config = kConfig;
   config.layout = "compact";
   config.reduce = "per_expert";
-  config.combine_dtype = "f32";
   config.payload_bytes = &payload_bytes;
   config.num_payloads = 1;
   config.max_in_flight = 2;
@@ -285,6 +285,13 @@ static sy_status misuse_exchange(void* user, sy_group* group) {
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "cuda:0",
                 sy_dispatch_tokens(exchange, &tokens, &ids, &weights, NULL, NULL, &dispatch));
   tokens = TENSOR(token.row, SY_F32, 1, kHidden);
+  config = kConfig;
+  config.row_dtype = NULL;
+  sy_exchange* plain = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, NULL, &plain));
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "set scheme to f32",
+                sy_dispatch_tokens(plain, &tokens, &ids, &weights, NULL, NULL, &dispatch));
+  CHECK_OK(sy_exchange_destroy(plain));
   token.ids[0][1] = 9;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "topk_ids[0, 1] is 9",
                 sy_dispatch_tokens(exchange, &tokens, &ids, &weights, NULL, NULL, &dispatch));

@@ -57,7 +57,9 @@ static sy_status run_exchange(void* user, sy_group* group) {
                                      .num_experts = 4,
                                      .num_topk = 2,
                                      .hidden = kHidden,
-                                     .max_tokens_per_rank = 1};
+                                     .max_tokens_per_rank = 1,
+                                     .scheme = "f32",
+                                     .combine_scheme = "f32"};
   const sy_exchange_options options = {.struct_size = sizeof(options), .device = kGpu};
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &options, &exchange));

@@ -196,6 +196,7 @@ TEST_F(ExchangeArgumentsTest, WrongArgumentsOfCombine) {
         rank, got,
         {{"rows is", [](Returns& r) { r.rows = {}; }},
          {"rows is", rows_are(DType::kE4M3, {num_rows, 1024})},
+         {"set combine_scheme to f32", rows_are(DType::kF32, {num_rows, 1024})},
          {"rows is", rows_are(DType::kBF16, {num_rows - 1, 1024})},
          {"rows starts at",
           [=](Returns& r) {

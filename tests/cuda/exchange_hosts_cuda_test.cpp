@@ -194,7 +194,7 @@ std::vector<Case> token_cases() {
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     QuantScheme same = schemes::kNone;
     same.dtype = dtype;
-    for (const QuantScheme& scheme : {schemes::kNone, same, schemes::kFp8Block}) {
+    for (const QuantScheme& scheme : {same, schemes::kFp8Block}) {
       Case c = case_of(name_of(dtype), config_of(Layout::kExpanded, scheme, kPerRank));
       c.token_dtype = dtype;
       add(c);

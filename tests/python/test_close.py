@@ -15,7 +15,7 @@ CLOSED = switchyard.InvalidArgumentError
 
 
 def exchange_of(group, **options):
-    return Exchange(group, num_experts=4, num_topk=2, hidden=8, max_tokens_per_rank=3, **options)
+    return Exchange(group, num_experts=4, num_topk=2, hidden=8, max_tokens_per_rank=3, scheme="f32", combine_scheme="f32", **options)
 
 
 def test_close_ends_the_exchange_while_others_hold_results(run_program, tmp_path):
@@ -30,13 +30,13 @@ def test_close_ends_the_exchange_while_others_hold_results(run_program, tmp_path
 
         group = Group(int(sys.argv[1]), 2, {str(tmp_path / "store")!r})
         before = windows()
-        exchange = Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2)
+        exchange = Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2, scheme="f32")
         received = exchange.dispatch(np.full((2, 8), 3, np.float32), np.array([[0], [1]]))
         rows = received.rows.numpy()
         assert windows() > before
         exchange.close()
         assert windows() == before and (rows == 3).all() and received.host.num_rows == 2
-        with Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2) as second:
+        with Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2, scheme="f32") as second:
             again = second.dispatch(np.full((2, 8), 4, np.float32), np.array([[0], [1]]))
         assert windows() == before and (again.rows.numpy() == 4).all() and (rows == 3).all()
         print("ok")

@@ -113,6 +113,18 @@ def test_low_latency_rows_and_sums(uses_hook):
     on_ranks(rank)
 
 
+def test_low_latency_rows_are_bf16():
+    def rank(buffer, group):
+        x, ids, weights = BATCHES[group.rank]
+        with pytest.raises(InvalidArgumentError, match="x is f32 .*, must be bf16"):
+            buffer.low_latency_dispatch(x.astype(np.float32), ids, MAX, E, use_fp8=False)
+        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, MAX, E, use_fp8=False)
+        with pytest.raises(InvalidArgumentError, match="x is f32 .*, must be bf16"):
+            buffer.low_latency_combine(recv_x.astype(np.float32), ids, weights, handle)
+
+    on_ranks(rank)
+
+
 @pytest.mark.parametrize("round_scale, use_ue8m0", [(False, False), (True, False), (True, True)])
 def test_low_latency_fp8(round_scale, use_ue8m0):
     def rank(buffer, group):

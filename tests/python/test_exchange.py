@@ -31,8 +31,11 @@ def identity_sum(rank):
     return tokens * (weights * (ids >= 0)).sum(axis=1, keepdims=True)
 
 
+F32 = {"scheme": "f32", "combine_scheme": "f32"}
+
+
 def exchange_of(group, **options):
-    return Exchange(group, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=max(TOKENS), **options)
+    return Exchange(group, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=max(TOKENS), **{**F32, **options})
 
 
 @pytest.mark.parametrize("layout", ["batched", "expanded", "compact", "by_rank", "all_gather"])
@@ -227,7 +230,7 @@ def test_options_of_combine():
 def test_capacity():
     def rank(group):
         tokens, ids = np.ones((4, H), np.float32), np.zeros((4, 1), np.int32)
-        config = ExchangeConfig(num_experts=2, num_topk=1, hidden=H, max_tokens_per_rank=4, layout="batched", capacity=3)
+        config = ExchangeConfig(num_experts=2, num_topk=1, hidden=H, max_tokens_per_rank=4, layout="batched", capacity=3, **F32)
         with Exchange(group, config, overflow="drop") as exchange:
             received = exchange.dispatch(tokens, ids)
             assert received.num_dropped.numpy()[0] == received.host.num_dropped

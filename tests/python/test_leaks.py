@@ -56,7 +56,7 @@ def test_errors():
 def test_exchanges():
     def rank(group):
         ids, weights, out = np.array([[0], [1]], np.int64), np.ones((2, 1), np.float32), np.zeros((2, 128), np.float32)
-        exchange = Exchange(group, num_experts=2, num_topk=1, hidden=128, max_tokens_per_rank=2)
+        exchange = Exchange(group, num_experts=2, num_topk=1, hidden=128, max_tokens_per_rank=2, scheme="f32", combine_scheme="f32")
 
         def pair():
             received = exchange.dispatch(ARRAY, ids, weights)

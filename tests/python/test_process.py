@@ -137,7 +137,7 @@ def test_ctrl_c_in_a_callback(run_program):
 FORK = """
     import os, sys, threading, numpy as np, switchyard
     def rank(group):
-        exchange = switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4)
+        exchange = switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4, scheme="f32", combine_scheme="f32")
         tokens, ids = np.ones((2, 8), np.float32), np.array([[0], [1]], np.int32)
         received = exchange.dispatch(tokens, ids)
         child = os.fork()
@@ -179,7 +179,7 @@ def test_exit_with_work_in_flight(run_program, ending):
         import sys, threading, time, numpy as np, switchyard
         from switchyard._native import local_groups
         def exchange(group):
-            with switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4) as exchange:
+            with switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4, scheme="f32", combine_scheme="f32") as exchange:
                 tokens, ids = np.ones((2, 8), np.float32), np.array([[0], [1]], np.int32)
                 while True:
                     received = exchange.dispatch(tokens, ids)
@@ -201,7 +201,7 @@ def test_exit_with_objects_alive(run_program):
     code, _, errors = run_program("""
         import numpy as np, switchyard
         group = switchyard.Group.from_env()
-        exchange = switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4)
+        exchange = switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=4, scheme="f32", combine_scheme="f32")
         handle = exchange.dispatch_send(np.ones((2, 8), np.float32), np.array([[0], [1]], np.int32))
         class Late:
             def __del__(self):

@@ -29,15 +29,16 @@ typedef struct sy_exchange_config {
   int32_t num_topk;     ///< K
   int64_t hidden;       ///< H
   int64_t max_tokens_per_rank;
-  const char* layout;          ///< "batched", "expanded" (NULL), "compact", "by_rank", "all_gather"
-  const char* scheme;          ///< of rows on the wire; NULL: "none"
-  const char* row_dtype;       ///< with "none": "bf16" (NULL), "f16" or "f32"
-  const char* scale_layout;    ///< of received scales: "row_major" (NULL), "column_major",
-                               ///< "column_major_aligned", "swizzled"
-  const char* reduce;          ///< "per_rank" (NULL), "per_expert" or "per_host"
-  const char* combine_scheme;  ///< of returned rows; NULL: "none"
-  const char* combine_dtype;   ///< with "none": "bf16" (NULL), "f16" or "f32"
-  const char* overflow;        ///< "error" (NULL) or "drop"
+  const char* layout;        ///< "batched", "expanded" (NULL), "compact", "by_rank", "all_gather"
+  const char* scheme;        ///< of rows on the wire; NULL: "none"; "f16" and "f32" are "none" with
+                             ///< that row_dtype
+  const char* row_dtype;     ///< with "none": "bf16" (NULL), "f16" or "f32"
+  const char* scale_layout;  ///< of received scales: "row_major" (NULL), "column_major",
+                             ///< "column_major_aligned", "swizzled"
+  const char* reduce;        ///< "per_rank" (NULL), "per_expert" or "per_host"
+  const char* combine_scheme;    ///< of returned rows, likewise
+  const char* combine_dtype;     ///< with "none": "bf16" (NULL), "f16" or "f32"
+  const char* overflow;          ///< "error" (NULL) or "drop"
   const int64_t* payload_bytes;  ///< [num_payloads] bytes per row
   size_t num_payloads;
   int64_t expert_alignment;         ///< "expanded"; 0: 1

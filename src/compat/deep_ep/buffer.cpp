@@ -185,6 +185,7 @@ BufferCombined Buffer::combine(const TensorView& x, const BufferHandle& handle, 
   BufferImpl& own = live(impl_, "Buffer");
   own.pool.check_call("combine", stream, {{"x", x}, {"topk_weights", topk_weights}});
   BufferState& state = state_of("combine", handle);
+  check_bf16("combine", x);
   check_bias("combine", bias);
   const std::int64_t num_tokens = state.topk_idx.shape(0);
   BufferCombined result;

@@ -300,6 +300,7 @@ ElasticCombined ElasticBuffer::combine(const TensorView& x, const std::shared_pt
   ElasticBufferImpl& own = live(impl_, "ElasticBuffer");
   own.pool.check_call("combine", stream, {{"x", x}, {"topk_weights", topk_weights}});
   ElasticState& state = *checked("combine", handle).state;
+  check_bf16("combine", x);
   check_bias("combine", bias);
   const ExchangeConfig& config = state.kept.exchange().config();
   const std::int64_t num_tokens = handle->topk_idx.shape(0);

@@ -124,6 +124,11 @@ LowLatencyDispatched LowLatencyBuffer::low_latency_dispatch(
   check_outstanding(own.outstanding);
   const auto num_topk = narrow_size("low_latency_dispatch", "K", topk_idx.shape(1));
   const ExchangeConfig config = config_of(max_tokens, x.shape(1), num_experts, num_topk, options);
+  require(
+      config.scheme.is_quantized() || x.dtype() == DType::kBF16, Errc::kInvalidArgument,
+      "low_latency_dispatch: x is {}, must be bf16, as which rows travel without use_fp8; round "
+      "it first",
+      x);
   const int num_ranks = own.pool.group().size();
   const ExpertOwnership ownership{num_experts, num_ranks};
   check_statistics(options, ownership.count(own.pool.group().rank()), num_ranks,
@@ -181,6 +186,7 @@ LowLatencyCombined LowLatencyBuffer::low_latency_combine(
               x.shape(1) == recv.shape(1) && x.shape(2) == handle->hidden && x.is_contiguous(),
           Errc::kInvalidArgument, "{}: x is {}, must be bf16 [{}, {}, {}], contiguous", kName, x,
           recv.shape(0), recv.shape(1), handle->hidden);
+  check_bf16(kName, x);
   require(!options.zero_copy ||
               (state.combine_rows.view().has_value() && x.data() == state.combine_rows.data()),
           Errc::kInvalidArgument,

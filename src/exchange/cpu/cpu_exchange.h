@@ -81,14 +81,15 @@ class CpuExchange : public ExchangeBackend {
   virtual SourceRows rows_of(Slot& slot, int source) = 0;
   /// Waits until the row at `position` has come; returns how many positions have.
   virtual std::int64_t await_rows(Slot& slot, int source, std::int64_t position) = 0;
-  /// Where this rank's rows for an owner go. For this rank itself only weights.
+  /// Where this rank's rows for an owner go. For this rank itself weights, and rows that are
+  /// copied.
   virtual ReturnedRows returns_to(Slot& slot, int owner) = 0;
   /// They are all there. Called once for every owner, this rank too.
   virtual void send_returns(Slot& slot, int owner) = 0;
   /// Waits for the rows of a rank that has some of this rank's tokens; true when its weights came
   /// with them.
   virtual bool await_returns(Slot& slot, int peer) = 0;
-  /// Where they are; of this rank itself only the weights.
+  /// Where they are; of this rank itself the weights, and rows that are copied.
   virtual ReturnedRows returns_of(Slot& slot, int peer) = 0;
   /// kPerHost: the rank whose returned rows are the sums of a host; -1: each rank's rows return.
   virtual int summed_by(int /*host*/) const { return -1; }
@@ -116,7 +117,8 @@ class CpuExchange : public ExchangeBackend {
   void plan_sends(Slot& slot) const;
   /// This rank's routing as peers see it: without weights where they do not travel.
   RankRouting own_routing(const Slot& slot) const;
-  /// A rank reads its own rows in the caller's memory unless they change on the way.
+  /// A rank reads its own rows in the caller's memory unless they change on the way, or the caller
+  /// wants that memory back.
   bool is_in_place(const Slot& slot) const {
     return !config_.scheme.is_quantized() && config_.payload_bytes.empty() &&
            slot.input.is_stored && !slot.input.options.copies_inputs;

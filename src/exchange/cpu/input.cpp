@@ -52,7 +52,7 @@ DispatchInput CpuExchange::make_input(const DispatchCall& call) const {
   const TensorView& tokens = call.tokens;
   const DispatchOptions& options = call.options;
   DispatchInput input{tokens, options};
-  const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options.scales);
+  const bool is_quantized = check_tokens(config_, shape_.num_scales, tokens, options);
   if (!options.routing_only) check_payloads(config_, options.payloads, tokens.shape(0));
   if (check_tensor_scale(scheme, options.tensor_scale)) {
     input.tensor_scale = *options.tensor_scale.as<float>();

@@ -87,7 +87,8 @@ void CpuExchange::combine_send(const CombineCall& call) {
   handles_.advance(index_of(slot), Stage::kReturned);
   slot.results = rows;
   slot.returns_weights = row_weights.has_value();
-  // Rows of this rank's own tokens stay where they are: combine_receive reads them in place.
+  // Rows of this rank's own tokens stay where they are, for combine_receive to read them in place,
+  // unless the caller wants that memory back.
   for (int i = 0; i < num_ranks_; ++i) {
     const int owner = (rank_ + i) % num_ranks_;
     if (owner != rank_ || slot.copies_results) return_rows_to(slot, owner);

@@ -30,7 +30,7 @@ std::int64_t stride_bytes(const TensorView& rows) {
 void PushExchange::check_input(const DispatchCall& input, const Slot* earlier) const {
   const ExchangeConfig& config = shape_.config;
   const DispatchOptions& options = input.options;
-  check_tokens(config, shape_.exchange.num_scales, input.tokens, options.scales);
+  check_tokens(config, shape_.exchange.num_scales, input.tokens, options);
   const std::int64_t num_tokens = input.tokens.shape(0);
   (void)checked_max_tokens(config, options.max_tokens, num_tokens);
   if (earlier != nullptr) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 
 #include "core/fail.h"
@@ -86,6 +87,7 @@ MoEConfig MoEConfig::make(MoEConfig fields) {
   check_parallel(fields.parallel);
   check_sizes(fields);
   const ExpertOwnership ownership{fields.num_experts, fields.parallel.ep_size};
+  const auto ep_rank = static_cast<std::size_t>(fields.parallel.ep_rank);
   const auto fill = [](auto& field, auto value) { field = field.value_or(value); };
   fill(fields.num_local_experts, ownership.count(fields.parallel.ep_rank));
   fill(fields.num_logical_experts, fields.num_experts);

@@ -170,7 +170,7 @@ void ExchangePrepareFinalize::post_init_setup(const Experts& experts) {
 QuantScheme ExchangePrepareFinalize::row_scheme(bool is_deferred) const {
   if (!is_deferred) return config_.scheme;
   const QuantScheme wire = wire_scheme_of(config_);
-  return wire.is_quantized() ? schemes::kNone : wire;
+  return wire.is_quantized() ? plain_scheme_of(config_) : wire;
 }
 
 Pending<Prepared> ExchangePrepareFinalize::prepare_async(const PrepareArguments& arguments,

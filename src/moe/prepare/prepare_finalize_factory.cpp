@@ -14,6 +14,7 @@
 
 #include "core/fail.h"
 #include "core/require_device.h"
+#include "moe/prepare/prepare_recipe.h"
 
 namespace switchyard {
 namespace {
@@ -56,7 +57,7 @@ bool is_cast_by_deepep(const QuantConfig& quant) {
 }
 
 void quantize_on_arrival(PrepareFinalizeConfig& config) {
-  if (config.scheme.is_quantized()) config.wire_scheme = schemes::kNone;
+  if (config.scheme.is_quantized()) config.wire_scheme = plain_scheme_of(config);
 }
 
 void apply_blocks_rule(PrepareFinalizeConfig& config, const QuantConfig& quant, bool sends_mxfp8) {
@@ -74,7 +75,7 @@ void apply_low_latency_rule(PrepareFinalizeConfig& config, const QuantConfig& qu
   } else if (!quant.use_nvfp4_w4a4()) {
     quantize_on_arrival(config);
   } else if (!nvfp4_dispatch) {
-    config.scheme = schemes::kNone;
+    config.scheme = plain_scheme_of(config);
   }
 }
 
@@ -138,8 +139,13 @@ ScaleLayout scale_layout_of(const PrepareFinalizeChoice& choice, const QuantConf
   return are_columns ? ScaleLayout::kColumnMajor : ScaleLayout::kRowMajor;
 }
 
-PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const PrepareFinalizeOptions& options) {
+// Sizes, and how activations are quantized; what is not quantized keeps their dtype both ways.
+PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const QuantConfig& quant,
+                               const PrepareFinalizeOptions& options) {
   PrepareFinalizeConfig config;
+  config.combine_scheme.dtype = moe.in_dtype;
+  config.scheme = activation_scheme(quant);
+  if (!config.scheme.is_quantized()) config.scheme = config.combine_scheme;
   config.num_experts = moe.num_experts;
   config.num_topk = moe.num_topk;
   config.hidden = moe.hidden;
@@ -189,10 +195,9 @@ PrepareFinalizeChoice finish(PrepareFinalizeChoice choice, const QuantConfig& qu
 
 PrepareFinalizeChoice choose_local(const MoEConfig& moe, const QuantConfig& quant,
                                    const PrepareFinalizeOptions& options) {
-  PrepareFinalizeChoice choice{PrepareKind::kLocal, sizes_of(moe, options)};
+  PrepareFinalizeChoice choice{PrepareKind::kLocal, sizes_of(moe, quant, options)};
   choice.config.ep_size = moe.ep_size();
   choice.config.ep_rank = moe.ep_rank();
-  choice.config.scheme = activation_scheme(quant);
   return finish(std::move(choice), quant, options);
 }
 
@@ -203,9 +208,8 @@ PrepareFinalizeChoice choose_sliced(const MoEConfig& moe, const QuantConfig& qua
           "{}: pcp_size {} and sp_size {} without expert parallelism, must be 1; set "
           "enable_expert_parallel",
           kFunction, moe.pcp_size(), moe.sp_size());
-  PrepareFinalizeChoice choice{PrepareKind::kAllGather, sizes_of(moe, options)};
+  PrepareFinalizeChoice choice{PrepareKind::kAllGather, sizes_of(moe, quant, options)};
   choice.config.slices_experts = true;
-  choice.config.scheme = activation_scheme(quant);
   return finish(std::move(choice), quant, options);
 }
 
@@ -253,10 +257,9 @@ PrepareFinalizeChoice choose_prepare_finalize(const MoEConfig& moe, const QuantC
   }
   const All2AllBackend backend = moe.parallel.all2all_backend;
   const BackendRule rule = rule_of(backend);
-  PrepareFinalizeChoice choice{rule.kind, sizes_of(moe, options)};
+  PrepareFinalizeChoice choice{rule.kind, sizes_of(moe, quant, options)};
   const bool is_v2 = backend == All2AllBackend::kDeepEpV2;
   if (is_v2 && !options.use_cudagraph) choice.kind = PrepareKind::kElasticPrefill;
-  choice.config.scheme = activation_scheme(quant);
   switch (rule.wire) {
     case WireRule::kAll: break;
     case WireRule::kBlocks: apply_blocks_rule(choice.config, quant, is_v2); break;
@@ -291,8 +294,7 @@ PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& 
     return choose_sliced(moe, quant, options);
   }
   PrepareFinalizeChoice choice{is_all_to_all ? PrepareKind::kAllToAll : PrepareKind::kAllGather,
-                               sizes_of(moe, options)};
-  choice.config.scheme = activation_scheme(quant);
+                               sizes_of(moe, quant, options)};
   return finish(std::move(choice), quant, options);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/fail.h"
+#include "exchange/exchange_shape.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -141,7 +142,7 @@ ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalize
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
   const QuantScheme wanted = config.wire_scheme.value_or(config.scheme);
   const bool needs_all_rows = wanted.group == ScaleGroup::kTensor && !config.static_scale;
-  return needs_all_rows ? schemes::kNone : wanted;
+  return needs_all_rows ? plain_scheme_of(config) : wanted;
 }
 
 ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
@@ -154,7 +155,7 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
   const bool is_local = recipe.kind == PrepareKind::kLocal;
   result.layout = recipe.layout;
   result.slices_experts = is_local || config.slices_experts;
-  result.scheme = defers ? schemes::kNone : wire_scheme_of(config);
+  result.scheme = defers ? plain_scheme_of(config) : wire_scheme_of(config);
   const bool arrives_as_wanted = !defers && result.scheme == config.scheme;
   if (arrives_as_wanted) result.scale_layout = config.scale_layout;
   // On one rank the two contracts are one, and rows come one per token.

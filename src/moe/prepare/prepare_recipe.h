@@ -4,6 +4,9 @@
 // where rows are quantized, and what it reports. The work is done by one class for all.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "switchyard/prepare_finalize.h"
 
 #include "plan/expert_ownership.h"
@@ -44,6 +47,10 @@ struct ExpertHolder {
 };
 ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalizeConfig& config,
                               int num_ranks, int rank);
+
+/// Rows that travel unquantized and are quantized behind the exchange: of the type in which
+/// unquantized results return.
+QuantScheme plain_scheme_of(const PrepareFinalizeConfig& config);
 
 /// What travels: nothing that a sender cannot apply.
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config);

@@ -3,6 +3,7 @@
 // Options of dispatch and combine: shapes, dtypes, what is required or forbidden, hostile sizes.
 
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "unit/exchange/small_exchange.h"
@@ -42,6 +43,48 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     options.payloads = {good};
     const Dispatched got = dispatch_inputs(exchange, in, options);
     EXPECT_EQ(got.payloads.front().shape(0), 4);
+  });
+}
+
+// 1 + 2^-10 is no bf16.
+TEST(ExchangeOptionsTest, RowsAreNotRoundedUnasked) {
+  run_ranks(1, [](const Group& group) {
+    const Inputs in;
+    ExchangeConfig two = small_config();
+    two.max_in_flight = 2;
+    Exchange plain(group, two);
+    const Dispatched got = dispatch_inputs(plain, in);
+    const Tensor output(DType::kF32, {2, kHidden});
+    for (const DType dtype : {DType::kF16, DType::kF32}) {
+      const Tensor wide(dtype, {2, kHidden});
+      const Tensor rows(dtype, {got.experts.rows.shape(0), kHidden});
+      const std::string name(name_of(dtype));
+      expect_invalid("tokens is " + name +
+                         " [2, 8], must be bf16, as which rows travel with scheme "
+                         "none; set scheme to " +
+                         name,
+                     [&] { plain.dispatch(wide, in.ids(), in.weights()); });
+      expect_invalid("with combine_scheme none; set combine_scheme to " + name,
+                     [&] { plain.combine(got.handle, rows, output); });
+      DispatchOptions routing_only;
+      routing_only.routing_only = true;  // of the tokens only the shape counts
+      ExchangeConfig config = small_config();
+      config.combine_scheme.dtype = dtype;
+      Exchange chosen(group, config);
+      chosen.release(
+          chosen.dispatch(wide, in.ids(), in.weights(), Stream::host(), routing_only).handle);
+    }
+    plain.combine(got.handle, got.experts.rows, output);
+
+    ExchangeConfig config = small_config();
+    config.scheme.dtype = config.combine_scheme.dtype = DType::kF32;
+    Exchange wide(group, config);
+    const std::vector<float> tokens(2 * kHidden, 1.0f + 0x1p-10f);
+    const Dispatched rows =
+        wide.dispatch(TensorView::of(tokens.data(), {2, kHidden}), in.ids(), in.weights());
+    wide.combine(rows.handle, rows.experts.rows, output);
+    EXPECT_EQ(*output.as<float>(), 2.0f * tokens.front());
+    expect_works(wide);  // bf16 fits into f32
   });
 }
 

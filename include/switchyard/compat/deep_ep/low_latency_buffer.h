@@ -137,7 +137,8 @@ class SWITCHYARD_API LowLatencyBuffer {
 
   /// Sends each token to its experts.
   ///
-  ///   x         [T, H]  bf16, f16 or f32, rows contiguous; T from 0 to the maximum
+  ///   x         [T, H]  bf16, with use_fp8 or use_nvfp4 also f16 or f32; rows contiguous; T from 0
+  ///                     to the maximum
   ///   topk_idx  [T, K]  i64 or i32; -1: none
   ///
   /// With return_recv_hook x and topk_idx may be overwritten once the call has returned (on a GPU:
