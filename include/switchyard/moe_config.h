@@ -46,11 +46,15 @@ struct SWITCHYARD_API MoEConfig {
   MoEActivation activation = MoEActivation::kSilu;
 
   // Each absent field below is set by make() to the value in its comment.
-  std::optional<std::int32_t> num_local_experts{};    ///< E over ep_size, the first hold one more
+  std::optional<std::int32_t> num_local_experts{};    ///< by experts_per_rank
   std::optional<std::int32_t> num_logical_experts{};  ///< num_experts
   std::optional<DType> router_logits_dtype{};         ///< in_dtype
   std::optional<std::int64_t> hidden_unpadded{};      ///< hidden
   std::optional<std::int64_t> intermediate_per_partition_unpadded{};
+
+  /// [ep_size] How many experts each of these ranks holds; empty: equal numbers, and one more on
+  /// each of the first.
+  std::vector<std::int32_t> experts_per_rank{};
 
   /// Errors: kInvalidArgument (E not from 1 to 65535, K not from 1 to min(64, E), H or
   /// max_num_tokens below 1, intermediate not a multiple of tp_size, an optional field out of

@@ -276,6 +276,9 @@ struct PrepareFinalizeConfig {
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
   /// needs where rows travel quantized. The same on every rank.
   bool defers_input_quant = false;
+  /// [P] How many experts each rank holds, as ExchangeConfig::experts_per_rank; empty: equal
+  /// numbers. Not for kLocal and slices_experts.
+  std::vector<std::int32_t> experts_per_rank{};
 };
 
 /// Collective, except for kLocal, which ignores the group.

@@ -96,6 +96,8 @@ void bind_sizes(nb::module_& m) {
       .field("router_logits_dtype", &MoEConfig::router_logits_dtype)
       .field("hidden_unpadded", &MoEConfig::hidden_unpadded)
       .field("intermediate_per_partition_unpadded", &MoEConfig::intermediate_per_partition_unpadded)
+      .field("experts_per_rank", &MoEConfig::experts_per_rank,
+             "How many experts each of the ep_size ranks holds; empty: equal numbers.")
       .done()
       .def_static(
           "make",

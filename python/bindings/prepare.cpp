@@ -77,6 +77,8 @@ void bind_config(nb::module_& m) {
       .field("ep_size", &PrepareFinalizeConfig::ep_size, "local, and with slices_experts.")
       .field("ep_rank", &PrepareFinalizeConfig::ep_rank, "local, and with slices_experts.")
       .field("defers_input_quant", &PrepareFinalizeConfig::defers_input_quant)
+      .field("experts_per_rank", &PrepareFinalizeConfig::experts_per_rank,
+             "How many experts each rank holds, in order, or 0; empty: equal numbers.")
       .done();
 }
 

@@ -51,6 +51,12 @@ MoEConfig moe_config_of(const sy_moe_config* moe) {
   if (from.parallel != nullptr) fields.parallel = parallel_config_of(from.parallel);
   fields.in_dtype =
       named(from.in_dtype, "in_dtype", DType::kBF16, dtype_from_name, "bf16, f16 or f32");
+  const auto num_ranks = static_cast<std::size_t>(fields.parallel.ep_size);
+  check(from.num_experts_per_rank == 0 || from.num_experts_per_rank == num_ranks,
+        "num_experts_per_rank is {}, must be ep_size, {}, or 0", from.num_experts_per_rank,
+        num_ranks);
+  const auto held = span_of(from.experts_per_rank, from.num_experts_per_rank, "experts_per_rank");
+  fields.experts_per_rank.assign(held.begin(), held.end());
   fields.max_num_tokens = or_default(from.max_num_tokens, kDefaultMaxNumTokens);
   fields.has_bias = from.has_bias;
   fields.intermediate = from.intermediate;

@@ -58,13 +58,6 @@ void check_experts_per_rank(const ExchangeConfig& config, int num_ranks) {
           "exchange: experts_per_rank adds up to {}, must be num_experts, {}", sum,
           config.num_experts);
 }
-// [P + 1]
-std::vector<int> first_experts(const ExchangeConfig& config) {
-  std::vector<int> first{0};
-  for (const std::int32_t count : config.experts_per_rank) first.push_back(first.back() + count);
-  return first;
-}
-
 
 void check_enums(const ExchangeConfig& config) {
   require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);
@@ -160,12 +153,18 @@ WindowShape window_shape(const ExchangeConfig& config, int num_ranks) {
 
 }  // namespace
 
+std::shared_ptr<const std::vector<int>> first_experts_of(const std::vector<std::int32_t>& counts) {
+  std::vector<int> first{0};
+  for (const std::int32_t count : counts) first.push_back(first.back() + count);
+  return std::make_shared<const std::vector<int>>(std::move(first));
+}
+
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank) {
   check(config, num_ranks);
   ExchangeShape shape;
   shape.ownership = {config.num_experts, num_ranks, config.slices_experts};
   if (!config.experts_per_rank.empty()) {
-    shape.first_experts = std::make_shared<const std::vector<int>>(first_experts(config));
+    shape.first_experts = first_experts_of(config.experts_per_rank);
     shape.ownership.table = shape.first_experts->data();
   }
   shape.receive.layout = config.layout;

@@ -29,6 +29,9 @@ struct ExchangeShape {
   std::int64_t max_buffer_rows = 0;        ///< largest N on this rank
 };
 
+/// [P + 1] for ExpertOwnership::table, of experts_per_rank.
+std::shared_ptr<const std::vector<int>> first_experts_of(const std::vector<std::int32_t>& counts);
+
 /// Errors: kInvalidArgument, kNotSupported.
 ExchangeShape make_exchange_shape(const ExchangeConfig& config, int num_ranks, int rank);
 

@@ -247,7 +247,8 @@ def test_capacity():
 def test_experts_on_one_rank():
     def rank(group):
         tokens, ids = np.ones((2, H), np.float32), np.array([[group.rank], [2]], np.int32)
-        with Exchange(group, num_experts=3, num_topk=1, hidden=H, max_tokens_per_rank=2, experts_per_rank=[0, 3]) as exchange:
+        with Exchange(group, num_experts=3, num_topk=1, hidden=H, max_tokens_per_rank=2, experts_per_rank=[0, 3],
+                      **F32) as exchange:
             received = exchange.dispatch(tokens, ids)
             counts = received.experts.num_rows.numpy().tolist()
             exchange.release(received)

@@ -143,6 +143,40 @@ def test_gradients(layout, options):
     run_local(2, rank)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("counts", [(2, 1), (0, 3), (3, 0), (1, 2)])
+def test_experts_per_rank(layout, counts):
+    ids, weights = torch.tensor([[0, 1], [1, 2], [2, 0], [1, -1]]), torch.tensor([[.25, .5], [1, .5], [.5, .125], [1, 0]])
+    factors = torch.tensor([1., 2, 3, 0])  # of the experts, and of none
+
+    def rank(group):
+        first, count = sum(counts[:group.rank]), counts[group.rank]
+        x = (torch.arange(32).reshape(4, 8) % 7 + 1.0 + group.rank).requires_grad_()
+        with switchyard.torch.Exchange(group, num_experts=3, num_topk=2, hidden=8, max_tokens_per_rank=4, layout=layout, scheme="f32",
+                                       combine_scheme="f32", experts_per_rank=list(counts)) as exchange:
+            received = exchange.dispatch(x, ids, weights)
+            assert len(received.num_rows) == count
+            mine = factors[first:first + count]
+            if layout == "batched":
+                results = received.rows * mine[:, None, None]
+            elif layout == "expanded":
+                of_row = torch.zeros(len(received.rows))
+                for one, start, rows in zip(mine, received.first_row, received.num_rows):
+                    of_row[start:start + rows] = one
+                results = received.rows * of_row[:, None]
+            else:
+                ids_here = received.topk_ids
+                assert ((ids_here >= -1) & (ids_here < count)).all()
+                local = torch.cat([mine, torch.zeros(1)])[ids_here.long()]
+                results = received.rows * (local * received.weights).sum(1, keepdim=True)
+            output = exchange.combine(received, results)
+            output.sum().backward()
+        sums = (factors[ids] * weights).sum(1, keepdim=True)
+        assert torch.equal(output, sums * x) and torch.equal(x.grad, sums.expand(4, 8))
+
+    run_local(2, rank)
+
+
 def test_gradients_of_dropped_choices():
     """Where capacity drops a choice, its gradient is 0."""
     def rank(group):

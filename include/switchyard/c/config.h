@@ -51,6 +51,8 @@ typedef struct sy_moe_config {
   int64_t intermediate;                 ///< of the whole layer; 0: unknown
   const char* activation;               ///< NULL: "silu"
   bool has_bias;
+  const int32_t* experts_per_rank;  ///< [num_experts_per_rank] as in sy_exchange_config; or NULL
+  size_t num_experts_per_rank;      ///< ep_size, or 0
 } sy_moe_config;
 /// SY_OK, or why MoEConfig::make refuses it.
 SY_API sy_status sy_moe_config_check(const sy_moe_config* config);

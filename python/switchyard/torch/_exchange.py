@@ -88,11 +88,14 @@ class Exchange:
         self.is_token_major = self.layout not in ("batched", "expanded")
         self.is_quantized = self.config.scheme.is_quantized
         share, extra = divmod(self.config.num_experts, group.size)
-        self._first_expert = group.rank * share + min(group.rank, extra)
-        self._num_local_experts = share + (group.rank < extra)
+        counts = list(self.config.experts_per_rank) or [share + (rank < extra) for rank in range(group.size)]
+        self._first_expert = sum(counts[:group.rank])
+        self._num_local_experts = counts[group.rank]
         self._device = torch.device(str(self.exchange.device))
         self._counts: dict[str, Any] = {"host_counts": True} if self.is_exact and self.exchange.device.is_cuda else {}
-        self._places = torch.arange(self.exchange.max_buffer_rows, device=self._device)
+        # A batch without experts has no rows, but a capacity.
+        num_places = max(self.exchange.max_buffer_rows, self.config.capacity, group.size * self.config.max_tokens_per_rank)
+        self._places = torch.arange(num_places, device=self._device)
         self._open: dict[int, tuple[switchyard.Handle, torch.Tensor]] = {}
         self._outputs = self._learn_shapes()
         self.has_scales = len(self._outputs[2][0]) > 1 or self.config.scheme.group == "tensor"

@@ -55,6 +55,18 @@ void check_parallel(const ParallelConfig& p) {
           p.use_ep, p.tp_size, p.ep_size, p.use_ep ? "tp" : "ep");
 }
 
+void check_experts_of_ranks(const MoEConfig& c) {
+  const std::vector<std::int32_t>& counts = c.experts_per_rank;
+  const auto num_ranks = static_cast<std::size_t>(c.parallel.ep_size);
+  const bool are_counts = std::all_of(counts.begin(), counts.end(), [](auto n) { return n >= 0; });
+  const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  require(counts.empty() || (counts.size() == num_ranks && are_counts && sum == c.num_experts),
+          Errc::kInvalidArgument,
+          "moe_config: experts_per_rank has {} numbers that add up to {}, want {}, 0 or more each, "
+          "that add up to num_experts, {}",
+          counts.size(), sum, num_ranks, c.num_experts);
+}
+
 void check_activation_dtype(const char* what, DType dtype) {
   require(dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32,
           Errc::kInvalidArgument, "moe_config: {} is {}, want bf16, f16 or f32", what,
@@ -86,10 +98,13 @@ bool is_gated(MoEActivation activation) noexcept { return activation <= MoEActiv
 MoEConfig MoEConfig::make(MoEConfig fields) {
   check_parallel(fields.parallel);
   check_sizes(fields);
+  check_experts_of_ranks(fields);
   const ExpertOwnership ownership{fields.num_experts, fields.parallel.ep_size};
   const auto ep_rank = static_cast<std::size_t>(fields.parallel.ep_rank);
   const auto fill = [](auto& field, auto value) { field = field.value_or(value); };
-  fill(fields.num_local_experts, ownership.count(fields.parallel.ep_rank));
+  fill(fields.num_local_experts, fields.experts_per_rank.empty()
+                                     ? ownership.count(fields.parallel.ep_rank)
+                                     : fields.experts_per_rank[ep_rank]);
   fill(fields.num_logical_experts, fields.num_experts);
   fill(fields.router_logits_dtype, fields.in_dtype);
   fill(fields.hidden_unpadded, fields.hidden);

@@ -147,6 +147,7 @@ PrepareFinalizeConfig sizes_of(const MoEConfig& moe, const QuantConfig& quant,
   config.scheme = activation_scheme(quant);
   if (!config.scheme.is_quantized()) config.scheme = config.combine_scheme;
   config.num_experts = moe.num_experts;
+  if (moe.ep_size() > 1) config.experts_per_rank = moe.experts_per_rank;
   config.num_topk = moe.num_topk;
   config.hidden = moe.hidden;
   config.max_tokens_per_rank = moe.max_num_tokens;

@@ -82,6 +82,10 @@ void check_placement(const PrepareRecipe& recipe, const PrepareFinalizeConfig& c
           "prepare_finalize: slices_experts is set for {}, must be all_gather",
           name_of(recipe.kind));
   const bool may_hold_part = is_local || config.slices_experts;
+  require(config.experts_per_rank.empty() || !may_hold_part, Errc::kInvalidArgument,
+          "prepare_finalize: experts_per_rank is given for {}, must be empty: there ep_size and "
+          "ep_rank say which experts this rank holds",
+          is_local ? "local" : "slices_experts");
   require(
       config.ep_size >= 1 && config.ep_rank >= 0 && config.ep_rank < config.ep_size &&
           (may_hold_part || config.ep_size == 1),
@@ -136,7 +140,16 @@ ExpertHolder expert_holder_of(const PrepareRecipe& recipe, const PrepareFinalize
   if (recipe.kind == PrepareKind::kLocal || config.ep_size > 1) {
     return {{config.num_experts, config.ep_size}, config.ep_rank};
   }
-  return {{config.num_experts, num_ranks, config.slices_experts}, rank};
+  ExpertHolder holder{{config.num_experts, num_ranks, config.slices_experts}, rank};
+  if (!config.experts_per_rank.empty()) {
+    holder.first_experts = first_experts_of(config.experts_per_rank);
+    holder.ownership.table = holder.first_experts->data();
+  }
+  return holder;
+}
+
+QuantScheme plain_scheme_of(const PrepareFinalizeConfig& config) {
+  return config.combine_scheme.is_quantized() ? schemes::kNone : config.combine_scheme;
 }
 
 QuantScheme wire_scheme_of(const PrepareFinalizeConfig& config) {
@@ -149,6 +162,7 @@ ExchangeConfig exchange_config_of(const PrepareRecipe& recipe, const PrepareFina
                                   bool defers) {
   ExchangeConfig result;
   result.num_experts = config.num_experts;
+  result.experts_per_rank = config.experts_per_rank;
   result.num_topk = config.num_topk;
   result.hidden = config.hidden;
   result.max_tokens_per_rank = config.max_tokens_per_rank;

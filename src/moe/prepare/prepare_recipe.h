@@ -41,6 +41,7 @@ std::int32_t num_micro_batches_of(const PrepareRecipe& recipe, const PrepareFina
 struct ExpertHolder {
   ExpertOwnership ownership;
   int holder = 0;
+  std::shared_ptr<const std::vector<int>> first_experts{};  ///< of `ownership`
 
   int first() const { return ownership.first(holder); }
   int count() const { return ownership.count(holder); }
