@@ -62,6 +62,37 @@ def test_names_that_engines_import(run_program):
     assert code == 0 and "has no attribute 'nothing'" in out, errors
 
 
+def test_spawned_processes_find_what_was_installed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text('''
+import importlib.util
+import multiprocessing
+import sys
+
+
+def child(queue):
+    found = [importlib.util.find_spec(name) is not None for name in NAMES]
+    import deep_ep, deep_gemm, flashinfer.comm.mnnvl
+    from flashinfer.comm import trtllm_moe_alltoall
+    queue.put((found, deep_ep.Buffer.__module__, flashinfer.comm.__name__, deep_gemm.get_m_alignment_for_contiguous_layout()))
+
+
+NAMES = ("deep_ep", "deep_ep.utils", "flashinfer", "flashinfer.comm", "flashinfer.comm.mnnvl", "deep_gemm")
+if __name__ == "__main__":
+    from switchyard import compat
+    compat.install("deep_ep", "flashinfer.comm", "deep_gemm")
+    assert all(importlib.util.find_spec(name) for name in NAMES)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(*queue.get(timeout=50))
+    process.join()
+''')
+    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("[True, True, True, True, True, True] switchyard") and done.stdout.split()[-1] == "128", done
+
+
 def test_install():
     source = ("import switchyard.compat\nswitchyard.compat.install()\nimport deep_ep\nfrom deep_ep import Buffer\n"
               "assert Buffer.__module__.startswith('switchyard')\n"

@@ -58,6 +58,24 @@ def test_permute_and_back(meta, gives_memory):
     np.testing.assert_array_equal(output, expected)
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, T])
+def test_memory_of_more_rows(num_tokens):
+    num_rows = -(-(num_tokens * K + L * (A - 1)) // A) * A  # vLLM's size of 2025
+    x, scales, ids = X[:num_tokens], SCALES[:num_tokens], IDS[:num_tokens]
+    out = np.ones((num_rows, H), X.dtype)
+    rows, row_scales, expert_ids, inv_perm = deep_gemm.deepgemm_moe_permute(x, scales, ids, L, MAP, None, out)
+    assert rows is out and row_scales.shape == (num_rows, H // 128) and expert_ids.shape == (num_rows,)
+    assert (expert_ids >= 0).sum() == (inv_perm >= 0).sum() == (LOCAL[:num_tokens] >= 0).sum()
+    with pytest.raises(InvalidArgumentError, match="or have more rows"):
+        deep_gemm.deepgemm_moe_permute(X, SCALES, IDS, L, MAP, None, np.zeros((A - 1, H), X.dtype))
+
+
+def test_sizes_of_blocks():
+    assert deep_gemm.deep_gemm_block_shape() == [A, A] and deep_gemm.get_mk_alignment_for_contiguous_layout() == A
+    assert deep_gemm.expert_num_tokens_round_up_and_sum(COUNTS, A) == ALIGNED.sum()
+    assert deep_gemm.expert_num_tokens_round_up_and_sum(switchyard.Tensor.wrap(COUNTS.copy()), A) == ALIGNED.sum()
+
+
 @pytest.mark.parametrize("wrap", [lambda array: array, switchyard.Tensor.wrap])
 def test_scatter_into_memory_of_the_caller(wrap):
     num_rows = int(ALIGNED.sum())

@@ -90,6 +90,17 @@ def test_shapes_of_scales():
     assert weights_only.is_block_quantized and weights_only.scale_shape(64, 128) is None
 
 
+def test_makers_take_the_order_of_2025():
+    fp8, int8 = vllm.fp8_w8a8_moe_quant_config, vllm.int8_w8a8_moe_quant_config
+    assert fp8(SCALE, SCALE, None, None, True, True) == fp8(**W, per_act_token_quant=True, per_out_ch_quant=True)
+    assert fp8(SCALE, SCALE, None, None, False, False, [128, 128]) == fp8(**W, block_shape=[128, 128])
+    assert fp8(SCALE, SCALE, None, None, False, block_shape=[128, 128]) == fp8(**W, block_shape=[128, 128])
+    assert int8(SCALE, SCALE, None, None, True) == int8(**W, a1_scale=None, a2_scale=None, per_act_token_quant=True)
+    for weights_only in (vllm.int4_w4a16_moe_quant_config, vllm.int8_w8a16_moe_quant_config):
+        assert weights_only(SCALE, SCALE, None, None, [1, 64]) == weights_only(**W, block_shape=[1, 64])
+        assert weights_only(SCALE, SCALE, None, None, SCALE).w1_bias is SCALE
+
+
 def test_group_shapes_and_opaque_scales():
     tensor, token, channel = (getattr(vllm.GroupShape, f"PER_{name}") for name in ("TENSOR", "TOKEN", "CHANNEL"))
     assert (tensor, token, channel) == ((-1, -1), (1, -1), (-1, 1))
@@ -121,8 +132,24 @@ def test_parallelism(tp, dp, is_expert_parallel, expected):
         assert flat == (tp * dp, device)
 
 
+def test_parallelism_of_older_versions():
+    engine = types.SimpleNamespace(enable_expert_parallel=True, all2all_backend="naive")
+    ranks = {"tp_rank": 0, "dp_rank": 1}
+    made = vllm.FusedMoEParallelConfig.make(1, 1, 2, 1, engine, **ranks)
+    assert made.ep_rank == 1 and not made.enable_eplb
+    for older in ((1, 2, engine), (1, 1, 2, engine)):
+        assert vllm.FusedMoEParallelConfig.make(*older, **ranks) == made
+    assert vllm.FusedMoEParallelConfig.make(tp_size_=1, dp_size_=2, vllm_parallel_config=engine, **ranks) == made
+    with pytest.raises(switchyard.InvalidArgumentError, match="vllm_parallel_config is absent"):
+        vllm.FusedMoEParallelConfig.make(1, 1, 2, 1)
+    for one in (vllm.FusedMoEParallelConfig, vllm.FusedMoEConfig):
+        with pytest.raises(TypeError, match="positional argument"):
+            one(1, 2, 3)
+
+
 def test_sizes():
     made = sizes(1, "deepep_v2")
+    assert not made.use_pplx_kernels and not made.use_flashinfer_cutlass_kernels and sizes(1, "pplx").use_pplx_kernels
     assert (made.ep_rank, made.ep_size, made.use_ep, made.use_deepep_v2_kernels, made.use_mori_kernels) == (1, 2, True, True, False)
     assert (made.hidden_dim_unpadded, made.intermediate_size_per_partition, made.router_logits_dtype) == (H, 64, BF16)
     assert made.is_act_and_mul and vllm.FusedMoEParallelConfig.make_no_parallel().ep_size == 1
@@ -145,6 +172,8 @@ def test_hidden_sizes_of_the_originals():
 @pytest.mark.parametrize("call, phrase", [
     (lambda: vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128, 128], per_act_token_quant=True), "False with a block"),
     (lambda: vllm.FusedMoEQuantConfig.make("fp9"), 'quant_dtype is "fp9"'),
+    (lambda: vllm.FusedMoEQuantConfig.make(E4M3, block_shape=[1, -1]), r"block_shape is \[1, -1\], must be a block"),
+    (lambda: vllm.FusedMoEQuantConfig.make(E4M3, block_shape=[-1, -1]), r"block_shape is \[-1, -1\], must be a block"),
     (lambda: vllm.FusedMoEQuantConfig.make("nvfp4", weight_dtype="int3"), 'weight_dtype is "int3"'),
     (lambda: vllm.ocp_mx_moe_quant_config("nvfp4", SCALE, SCALE), 'quant_dtype is "nvfp4"'),
     (lambda: vllm.gptq_marlin_moe_quant_config(SCALE, SCALE, 3, 32), "weight_bits is 3"),

@@ -6,18 +6,23 @@ torch tensors, arrays of numpy (with ml_dtypes) or ``switchyard.Tensor``, on CPU
 the kind that went in. docs/from_deep_ep.md and docs/from_flashinfer.md list what differs.
 """
 import importlib
+import pathlib
 import sys
 
-_MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer"}
+_MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer", "deep_gemm": "deep_gemm"}
 # Modules that programs import by their own names.
-_PARTS = {"deep_ep": ("utils",), "flashinfer.comm": ("mapping", "mnnvl", "trtllm_alltoall", "trtllm_moe_alltoall")}
+_PARTS = {"deep_ep": ("utils",), "flashinfer.comm": ("mapping", "mnnvl", "trtllm_alltoall", "trtllm_moe_alltoall"), "deep_gemm": ()}
 
 
 def install(*names: str) -> None:
-    """Makes modules importable under their original names: "deep_ep", "flashinfer.comm"; none: "deep_ep".
+    """Makes modules importable under their original names: "deep_ep", "flashinfer.comm", "deep_gemm"; none: "deep_ep".
+
+    "deep_gemm" has the alignment and vLLM's permutation around the GEMM, not the GEMM itself.
 
     Raises ImportError when another module of that name has been imported. ``flashinfer.comm`` without the
-    package flashinfer also makes an empty ``flashinfer``.
+    package flashinfer also makes a ``flashinfer`` with nothing else in it. Processes that multiprocessing spawns find the same
+    modules, because they inherit ``sys.path``; not ``flashinfer.comm`` where flashinfer is installed, and not
+    programs that are started otherwise: those call ``install()`` themselves.
     """
     for name in names or ("deep_ep",):
         if name not in _MODULES:
@@ -29,14 +34,22 @@ def install(*names: str) -> None:
             sys.modules.setdefault(f"{name}.{part}", importlib.import_module(f"{module.__name__}.{part}"))
         package, _, part = name.rpartition(".")
         if package:
-            parent = sys.modules.get(package) or _import_or_make(package)
+            parent = sys.modules.get(package) or _import(package)
             setattr(parent, part, module)
+        else:
+            _show(name)
 
 
-def _import_or_make(package: str):
+def _import(package: str):
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
-        made = type(sys)(package, f"Made by switchyard.compat.install(): {package} is not installed.")
-        made.__path__ = []
-        return sys.modules.setdefault(package, made)
+        _show(package)
+        return importlib.import_module(package)
+
+
+def _show(name: str) -> None:
+    """Lets imports find the module, those of spawned processes too."""
+    folder = str(pathlib.Path(__file__).parent / "_found" / name)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

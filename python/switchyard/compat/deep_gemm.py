@@ -15,8 +15,31 @@ import switchyard
 from switchyard import DEEP_GEMM_ALIGNMENT, InvalidArgumentError, Tensor
 from switchyard.compat._arrays import device_of, is_torch, like
 
-__all__ = ["compute_aligned_M", "count_expert_num_tokens", "deepgemm_moe_permute", "deepgemm_unpermute_and_reduce", "ep_gather",
-           "ep_scatter"]
+__all__ = ["compute_aligned_M", "count_expert_num_tokens", "deep_gemm_block_shape", "deepgemm_moe_permute",
+           "deepgemm_unpermute_and_reduce", "ep_gather", "ep_scatter", "expert_num_tokens_round_up_and_sum",
+           "get_m_alignment_for_contiguous_layout", "get_mk_alignment_for_contiguous_layout"]
+
+
+def get_m_alignment_for_contiguous_layout() -> int:
+    """DeepGEMM's: each expert's rows start at a multiple of it."""
+    return DEEP_GEMM_ALIGNMENT
+
+
+get_mk_alignment_for_contiguous_layout = get_m_alignment_for_contiguous_layout
+
+
+def deep_gemm_block_shape() -> list[int]:
+    """[128, 128]: rows and columns of a block of weights."""
+    return [DEEP_GEMM_ALIGNMENT, DEEP_GEMM_ALIGNMENT]
+
+
+def expert_num_tokens_round_up_and_sum(expert_num_tokens: Any, alignment: int) -> int:
+    """The sum of counts, each rounded up to a multiple of `alignment`. Waits for a GPU that has them."""
+    if is_torch(expert_num_tokens):
+        expert_num_tokens = expert_num_tokens.detach().cpu()
+    counts = expert_num_tokens.to("cpu") if isinstance(expert_num_tokens, Tensor) else expert_num_tokens
+    counts = counts.numpy() if hasattr(counts, "numpy") else numpy.asarray(counts)
+    return int((-(-counts.astype(numpy.int64) // alignment) * alignment).sum())
 
 
 def compute_aligned_M(M: int, num_topk: int, local_num_experts: int, alignment: int,  # pylint: disable=invalid-name
@@ -25,8 +48,7 @@ def compute_aligned_M(M: int, num_topk: int, local_num_experts: int, alignment: 
     counts = getattr(expert_tokens_meta, "expert_num_tokens_cpu", None)
     if counts is None:
         return switchyard.compute_aligned_m(M, num_topk, local_num_experts, alignment)
-    counts = counts.numpy() if isinstance(counts, Tensor) else numpy.asarray(counts)
-    return int((-(-counts.astype(numpy.int64) // alignment) * alignment).sum())
+    return expert_num_tokens_round_up_and_sum(counts, alignment)
 
 
 def count_expert_num_tokens(topk_ids: Any, num_local_experts: int, expert_map: Any = None) -> Any:
@@ -37,7 +59,7 @@ def count_expert_num_tokens(topk_ids: Any, num_local_experts: int, expert_map: A
 def deepgemm_moe_permute(aq: Any, aq_scale: Any, topk_ids: Any, local_num_experts: int, expert_map: Any = None,
                          expert_tokens_meta: Any = None, aq_out: Any = None) -> tuple[Any, Any, Any, Any]:
     """Returns (aq_out [M, H], aq_scale_out [M, S], expert_ids i32 [M], inv_perm i32 [T, K]), M as of compute_aligned_M;
-    on GPUs always the one for any routing.
+    on GPUs always the one for any routing. An aq_out of more rows makes M as large; they belong to no expert.
 
     aq [T, H], aq_scale [T, S], topk_ids [T, K]; negative: none. expert_tokens_meta has expert_num_tokens [L],
     and may have expert_num_tokens_cpu.
@@ -45,8 +67,9 @@ def deepgemm_moe_permute(aq: Any, aq_scale: Any, topk_ids: Any, local_num_expert
     on_cpu = device_of(aq).is_cpu
     num_rows = compute_aligned_M(topk_ids.shape[0], topk_ids.shape[1], local_num_experts, DEEP_GEMM_ALIGNMENT,
                                  expert_tokens_meta if on_cpu else None)
-    if aq_out is not None and tuple(aq_out.shape) != (num_rows, aq.shape[1]):
-        raise InvalidArgumentError(f"deepgemm_moe_permute: aq_out is {tuple(aq_out.shape)}, must be {(num_rows, aq.shape[1])}")
+    if aq_out is not None and (len(aq_out.shape) != 2 or aq_out.shape[0] < num_rows or aq_out.shape[1] != aq.shape[1]):
+        raise InvalidArgumentError(f"deepgemm_moe_permute: aq_out is {tuple(aq_out.shape)}, must be {(num_rows, aq.shape[1])} or have "
+                                   "more rows")
     out = aq_out
     if out is None and on_cpu:
         out = Tensor((num_rows, aq.shape[1]), Tensor.wrap(aq).dtype)

@@ -58,6 +58,7 @@ from switchyard.compat.vllm._makers import (
 from switchyard.compat.vllm._manager import All2AllManager
 from switchyard.compat.vllm._quant import FusedMoEQuantConfig, FusedMoEQuantDesc, GroupShape
 from switchyard.compat.vllm._registry import (
+    create_flashinfer_prepare_finalize,
     make_moe_prepare_and_finalize_naive_dp_ep,
     make_moe_prepare_and_finalize_no_dp_ep,
     maybe_make_prepare_finalize,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.util
 from typing import Any
 
 from switchyard import InvalidArgumentError, MoEConfig, ParallelConfig
@@ -42,9 +43,10 @@ def _kernels(doc: str, *names: str) -> property:
     return property(lambda self: self.use_all2all_kernels and self.all2all_backend in names, doc=doc)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class FusedMoEParallelConfig:
-    """Sizes and ranks of tensor, data, expert, context (pcp) and sequence (sp) parallelism."""
+    """Sizes and ranks of tensor, data, expert, context (pcp) and sequence (sp) parallelism. Keywords alone: versions of vLLM disagree
+    about the order."""
 
     tp_size: int
     pcp_size: int
@@ -90,21 +92,29 @@ class FusedMoEParallelConfig:
         return dp_size * pcp_size * tp_size, (dp_rank * pcp_size + pcp_rank) * tp_size + tp_rank
 
     @staticmethod
-    def make(tp_size_: int, pcp_size_: int, dp_size_: int, sp_size_: int, vllm_parallel_config: Any, *, tp_rank: int | None = None,
-             pcp_rank: int | None = None, dp_rank: int | None = None) -> FusedMoEParallelConfig:
-        """vllm_parallel_config: anything with enable_expert_parallel, all2all_backend and enable_eplb. The three ranks are this library's
-        own; None: vLLM's groups know them, and 0 where the size is 1."""
+    def make(tp_size_: int, pcp_size_: Any = 1, dp_size_: Any = 1, sp_size_: Any = 1, vllm_parallel_config: Any = None, *,
+             tp_rank: int | None = None, pcp_rank: int | None = None, dp_rank: int | None = None) -> FusedMoEParallelConfig:
+        """vllm_parallel_config: anything with enable_expert_parallel and all2all_backend, and maybe enable_eplb. By position it also comes
+        after three sizes or two, as in vLLM before it had sp_size_, and pcp_size_. The three ranks are this library's own; None: vLLM's
+        groups know them, and 0 where the size is 1."""
+        if vllm_parallel_config is None and not isinstance(dp_size_, int):
+            pcp_size_, dp_size_, vllm_parallel_config = 1, pcp_size_, dp_size_
+        elif vllm_parallel_config is None and not isinstance(sp_size_, int):
+            sp_size_, vllm_parallel_config = 1, sp_size_
+        if vllm_parallel_config is None:
+            raise InvalidArgumentError("make: vllm_parallel_config is absent, must be given behind the sizes")
         made = ParallelConfig.make(
             tp_size=tp_size_, tp_rank=_rank("tp_rank", tp_size_, tp_rank), pcp_size=pcp_size_,
             pcp_rank=_rank("pcp_rank", pcp_size_, pcp_rank), dp_size=dp_size_, dp_rank=_rank("dp_rank", dp_size_, dp_rank),
             sp_size=sp_size_, enable_expert_parallel=vllm_parallel_config.enable_expert_parallel,
-            enable_eplb=vllm_parallel_config.enable_eplb, all2all_backend=vllm_parallel_config.all2all_backend)
+            enable_eplb=getattr(vllm_parallel_config, "enable_eplb", False), all2all_backend=vllm_parallel_config.all2all_backend)
         return FusedMoEParallelConfig(**{field.name: getattr(made, field.name) for field in dataclasses.fields(FusedMoEParallelConfig)})
 
     @classmethod
     def make_no_parallel(cls) -> FusedMoEParallelConfig:
         """One rank."""
-        return cls(1, 1, 1, 1, 0, 0, 0, 0, 1, False, "allgather_reducescatter", False)
+        return cls(tp_size=1, pcp_size=1, dp_size=1, ep_size=1, tp_rank=0, pcp_rank=0, dp_rank=0, ep_rank=0, sp_size=1, use_ep=False,
+                   all2all_backend="allgather_reducescatter", enable_eplb=False)
 
 
 def _rank(name: str, size: int, rank: int | None) -> int:
@@ -125,9 +135,9 @@ def _shared(name: str) -> property:
     return property(lambda self: getattr(self.moe_parallel_config, name), doc=f"moe_parallel_config.{name}.")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class FusedMoEConfig:
-    """Sizes of a layer. activation: a word or an enum with `value`; device, routing_method and moe_backend are kept, and not read here."""
+    """Sizes of a layer, by keywords alone: versions of vLLM disagree about the order. activation: a word or an enum with `value`; device, routing_method and moe_backend are kept, and not read here."""
 
     num_experts: int
     experts_per_token: int
@@ -156,11 +166,7 @@ class FusedMoEConfig:
     intermediate_size_per_partition: int = -1
 
     def __post_init__(self) -> None:
-        # The library checks what can be checked.
-        MoEConfig.make(num_experts=self.num_experts, num_topk=self.experts_per_token, hidden=self.hidden_dim,
-                       in_dtype=name_of_dtype(self.in_dtype), max_num_tokens=self.max_num_tokens, intermediate=self.intermediate_size,
-                       num_local_experts=self.num_local_experts, num_logical_experts=self.num_logical_experts, has_bias=self.has_bias,
-                       parallel=_native(self.moe_parallel_config))
+        self._checked()
         self.intermediate_size_per_partition = self.intermediate_size // self.moe_parallel_config.tp_size
         if self.router_logits_dtype is None:
             self.router_logits_dtype = self.in_dtype
@@ -169,17 +175,38 @@ class FusedMoEConfig:
         if self.intermediate_size_per_partition_unpadded is None:
             self.intermediate_size_per_partition_unpadded = self.intermediate_size_per_partition
 
+    def _checked(self) -> MoEConfig:
+        """The library checks what can be checked."""
+        return MoEConfig.make(num_experts=self.num_experts, num_topk=self.experts_per_token, hidden=self.hidden_dim,
+                              in_dtype=name_of_dtype(self.in_dtype), max_num_tokens=self.max_num_tokens,
+                              intermediate=self.intermediate_size, num_local_experts=self.num_local_experts,
+                              num_logical_experts=self.num_logical_experts, has_bias=self.has_bias,
+                              parallel=_native(self.moe_parallel_config))
+
     @property
     def is_act_and_mul(self) -> bool:
         """Whether the activation is gated, and w1 holds gate and up."""
         return not str(getattr(self.activation, "value", self.activation)).endswith("_no_mul")
 
+    @property
+    def use_flashinfer_cutlass_kernels(self) -> bool:
+        """Of vLLM in 2025: whether FlashInfer has its CUTLASS experts, SWITCHYARD_USE_FLASHINFER_MOE_FP4 is 1 and
+        SWITCHYARD_FLASHINFER_MOE_BACKEND "throughput"."""
+        return self._checked().use_flashinfer_cutlass_kernels(_has_flashinfer_experts())
+
 
 for _name in ("tp_size", "dp_size", "pcp_size", "ep_size", "sp_size", "tp_rank", "dp_rank", "pcp_rank", "ep_rank", "use_ep",
               "is_sequence_parallel", "needs_round_robin_routing_tables", "use_deepep_ht_kernels", "use_deepep_ll_kernels",
               "use_deepep_v2_kernels", "use_mori_kernels", "use_fi_nvl_two_sided_kernels", "use_fi_nvl_one_sided_kernels",
-              "use_ag_rs_all2all_kernels", "use_nixl_ep_kernels"):
+              "use_ag_rs_all2all_kernels", "use_nixl_ep_kernels", "use_pplx_kernels"):
     setattr(FusedMoEConfig, _name, _shared(_name))
+
+
+def _has_flashinfer_experts() -> bool:
+    try:
+        return importlib.util.find_spec("flashinfer.fused_moe") is not None
+    except (ImportError, ValueError):  # no flashinfer, or that of switchyard.compat.install()
+        return False
 
 
 def _native(parallel: Any) -> ParallelConfig:

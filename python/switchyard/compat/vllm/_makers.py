@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's makers of a FusedMoEQuantConfig, one per format, with its arguments in its order."""
+"""vLLM's makers of a FusedMoEQuantConfig, one per format, with its arguments in its order. In 2025 some had no biases, and what
+is behind them now stood in their place: that order is understood too."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,12 +16,17 @@ def fp8_w8a8_moe_quant_config(
         a2_gscale: Any = None, g1_alphas: Any = None, g2_alphas: Any = None, gemm1_alpha: float | None = None,
         gemm1_beta: float | None = None, gemm1_clamp_limit: float | None = None) -> FusedMoEQuantConfig:
     """e4m3 activations and weights."""
+    if isinstance(w1_bias, bool):
+        w1_bias, w2_bias, per_act_token_quant, per_out_ch_quant, block_shape = (
+            None, None, w1_bias, bool(w2_bias) or per_out_ch_quant, per_act_token_quant or block_shape)
     return FusedMoEQuantConfig.make(**{**locals(), "quant_dtype": dtype_named("e4m3")})
 
 
-def int8_w8a8_moe_quant_config(w1_scale: Any, w2_scale: Any, a1_scale: Any, a2_scale: Any, w1_bias: Any = None, w2_bias: Any = None,
-                               per_act_token_quant: bool = False) -> FusedMoEQuantConfig:
+def int8_w8a8_moe_quant_config(w1_scale: Any, w2_scale: Any, a1_scale: Any, a2_scale: Any, w1_bias: Any = None,
+                               w2_bias: Any = None, per_act_token_quant: bool = False) -> FusedMoEQuantConfig:
     """int8 activations and weights."""
+    if isinstance(w1_bias, bool):
+        w1_bias, per_act_token_quant = None, w1_bias
     return FusedMoEQuantConfig.make(**{**locals(), "quant_dtype": dtype_named("i8")})
 
 
@@ -114,6 +120,8 @@ def int4_w4a16_moe_quant_config(w1_scale: Any, w2_scale: Any, w1_zp: Any = None,
                                 gemm1_clamp_limit: float | None = None, gemm1_alpha: float | None = None,
                                 gemm1_beta: float | None = None) -> FusedMoEQuantConfig:
     """int4 weights alone. The block is stored with the activations too."""
+    if isinstance(w1_bias, (list, tuple)):
+        w1_bias, block_shape = None, w1_bias
     shape = _shape(block_shape)
     return _with(FusedMoEQuantDesc(shape=shape, alpha_or_gscale=a1_gscale), FusedMoEQuantDesc(shape=shape, alpha_or_gscale=a2_gscale),
                  "int4", shape, locals())
@@ -124,6 +132,8 @@ def int8_w8a16_moe_quant_config(w1_scale: Any, w2_scale: Any, w1_zp: Any = None,
                                 gemm1_clamp_limit: float | None = None, gemm1_alpha: float | None = None,
                                 gemm1_beta: float | None = None) -> FusedMoEQuantConfig:
     """int8 weights alone. The block is stored with the activations too."""
+    if isinstance(w1_bias, (list, tuple)):
+        w1_bias, block_shape = None, w1_bias
     shape = _shape(block_shape)
     return _with(FusedMoEQuantDesc(shape=shape, alpha_or_gscale=a1_gscale), FusedMoEQuantDesc(shape=shape, alpha_or_gscale=a2_gscale),
                  dtype_named("i8"), shape, locals())

@@ -238,7 +238,11 @@ def group_shapes(quant_dtype: Any, per_act_token_quant: bool, per_out_ch_quant: 
         if per_act_token_quant or per_out_ch_quant:
             raise InvalidArgumentError(f"make: block_shape is {list(block_shape)} with per_act_token_quant={per_act_token_quant} and "
                                        f"per_out_ch_quant={per_out_ch_quant}, both must be False with a block")
-        return GroupShape(*block_shape), GroupShape(*block_shape)
+        shape = GroupShape(*block_shape)
+        if shape in (GroupShape.PER_TENSOR, GroupShape.PER_TOKEN):
+            raise InvalidArgumentError(f"make: block_shape is {list(block_shape)}, must be a block: leave it out for one scale per tensor, "
+                                       "set per_act_token_quant for one per token")
+        return shape, shape
     activations = None if quant_dtype is None else GroupShape.PER_TENSOR
     return GroupShape.PER_TOKEN if per_act_token_quant else activations, GroupShape.PER_TOKEN if per_out_ch_quant else None
 

@@ -88,6 +88,17 @@ def make_moe_prepare_and_finalize_no_dp_ep(use_monolithic: bool) -> classes.MoEP
     return classes.MoEPrepareAndFinalizeNoDPEPModular()
 
 
+def create_flashinfer_prepare_finalize(use_dp: bool, use_nvfp4: bool = False, enable_alltoallv: bool = False, *,
+                                       all2all_manager: Any = None) -> FusedMoEPrepareAndFinalize:
+    """The class for FlashInfer's CUTLASS experts in vLLM of 2025: nothing travels without use_dp, nvfp4 rows go by all-to-all with
+    enable_alltoallv, everything else by all-gather."""
+    if not use_dp:
+        return classes.MoEPrepareAndFinalizeNoDPEPModular()
+    if use_nvfp4 and enable_alltoallv:
+        return classes.FlashInferNVLinkTwoSidedPrepareAndFinalize(all2all_manager=all2all_manager)
+    return classes.MoEPrepareAndFinalizeNaiveDPEPModular(all2all_manager=all2all_manager)
+
+
 def _refuse_monolithic(function: str, use_monolithic: bool) -> None:
     if use_monolithic:
         raise NotSupportedError(f"{function}: use_monolithic is set, must not be: classes that route inside the experts are not here")
