@@ -32,6 +32,14 @@ static void test_parallel(void) {
   moe.in_dtype = "f16";
   moe.num_topk = 9;
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "9", sy_moe_config_check(&moe));
+  const int32_t held[] = {8, 0};
+  moe.num_topk = 2;
+  moe.experts_per_rank = held;
+  moe.num_experts_per_rank = 2;
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_experts_per_rank is 2, must be ep_size, 1, or 0",
+                sy_moe_config_check(&moe));
+  moe.num_experts_per_rank = 1;
+  CHECK_OK(sy_moe_config_check(&moe));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "moe is NULL", sy_moe_config_check(NULL));
 }
 
