@@ -172,7 +172,7 @@ def test_wrong_types(call, phrase):
 
 def test_wrong_types_of_calls():
     def rank(group):
-        with Exchange(group, **SIZES) as exchange:
+        with Exchange(group, **SIZES, scheme="f32") as exchange:
             with pytest.raises(TypeError, match="host_counts: 'x', must be bool"):
                 exchange.dispatch(X, IDS, host_counts="x")
             received = exchange.dispatch(X, IDS)
@@ -180,7 +180,7 @@ def test_wrong_types_of_calls():
                 with pytest.raises(TypeError, match=phrase):
                     exchange.combine(received, received.rows, **keywords)
             exchange.release(received)
-        with make_prepare_finalize("local", None, **SIZES) as prepare:
+        with make_prepare_finalize("local", None, **SIZES, scheme="f32") as prepare:
             for keywords in ({"micro_batch": "x"}, {"defer_input_quant": 2.0}):
                 with pytest.raises(TypeError, match=next(iter(keywords))):
                     prepare.prepare(X, IDS, WEIGHTS, **keywords)
