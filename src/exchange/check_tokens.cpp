@@ -10,7 +10,8 @@ namespace switchyard {
 
 void check_wire_type(const char* function, const char* name, const TensorView& rows,
                      const QuantScheme& wire, const char* setting) {
-  require(wire.is_quantized() || wire.dtype != DType::kBF16 || rows.dtype() == wire.dtype,
+  require(wire.is_quantized() || wire.dtype != DType::kBF16 || rows.dtype() == wire.dtype ||
+              rows.num_elements() == 0,
           Errc::kInvalidArgument,
           "{}: {} is {}, must be bf16, as which rows travel with {} none; set {} to {} on every "
           "rank, or round them",
