@@ -31,7 +31,8 @@ constexpr std::array<SettingInfo, 16> kSettings{{
     {"SWITCHYARD_BIND", "numa",
      "cores of ranks that our launcher starts: numa (those of one NUMA node each) or none (all)"},
     {"SWITCHYARD_HOST_ID", "",
-     "ranks with the same text share a host; empty: those of one host name and one running kernel"},
+     "ranks with the same text share a host; empty: those of one host name, kernel and network "
+     "namespace"},
     {"SWITCHYARD_MPI_MODULE", "",
      "path of libswitchyard_mpi.so; empty: beside the library, then where the system looks"},
     {"SWITCHYARD_CUDA_MODULE", "",

@@ -25,6 +25,12 @@ static void test_settings(void) {
   for (int32_t i = 0; i < sy_num_settings(); ++i) {
     CHECK_OK(sy_setting_read(i, &setting));
     CHECK(setting.help[0] != '\0');
+    if (strcmp(setting.name, "SWITCHYARD_SECRET") == 0) {
+      CHECK_OK(sy_setting_write("SWITCHYARD_SECRET", "sesame"));
+      CHECK_OK(sy_setting_read(i, &setting));
+      CHECK(strcmp(setting.value, "(set)") == 0);
+      CHECK_OK(sy_setting_write("SWITCHYARD_SECRET", ""));
+    }
     if (strcmp(setting.name, "SWITCHYARD_TIMEOUT_MS") != 0) continue;
     is_found = true;
     CHECK(strcmp(setting.default_value, "30000") == 0);

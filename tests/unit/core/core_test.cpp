@@ -169,6 +169,11 @@ TEST(SettingsTest, ProgramWinsOverEnvironmentWinsOverDefault) {
                        [] { setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000); });
   set_setting("SWITCHYARD_TIMEOUT_MS", "500");
   EXPECT_EQ(setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000), 500);
+  set_setting("SWITCHYARD_SECRET", "sesame");
+  EXPECT_EQ(setting("SWITCHYARD_SECRET").text, "sesame");
+  EXPECT_EQ(shown_setting("SWITCHYARD_SECRET").text, "(set)");
+  set_setting("SWITCHYARD_SECRET", "");
+  EXPECT_EQ(shown_setting("SWITCHYARD_SECRET").text, "");
   EXPECT_THROW(setting("SWITCHYARD_NO_SUCH"), Error);
 }
 
