@@ -87,8 +87,10 @@ bool MpiChannel::is_done(MessageId message) {
   return state == MpiLink::State::kDone;
 }
 
-// What an MPI library looks at when it initializes. Without any of them a process would be alone.
+// What an MPI library looks at when it initializes. Without any of them a process would be alone;
+// processes of a torchrun that MPI started have those of one process of MPI's.
 bool is_started_by_mpi() {
+  if (std::getenv("TORCHELASTIC_RUN_ID") != nullptr) return false;
   constexpr std::array<const char*, 3> kNames{"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
   return std::any_of(kNames.begin(), kNames.end(),
                      [](const char* name) { return std::getenv(name) != nullptr; });

@@ -96,6 +96,15 @@ std::vector<Claim> read_claims(const Lookup& lookup) {
   return claims;
 }
 
+// torchrun's own variable: the claims of what started torchrun itself, once per host, are of no
+// rank. Our launcher's processes do not inherit it.
+void keep_torchrun_alone(std::vector<Claim>& claims, const Lookup& lookup) {
+  if (value_of(lookup, "TORCHELASTIC_RUN_ID") == nullptr) return;
+  const auto is_torchrun = [](const Claim& claim) { return claim.source == &kSources[1]; };
+  const auto found = std::find_if(claims.begin(), claims.end(), is_torchrun);
+  if (found != claims.end() && found->size >= 0) claims = {*found};
+}
+
 // A single-process step may start a launcher of its own; the inner launcher wins. Claims without a
 // size that repeat the outer rank (PMIX_RANK) are dropped together with the outer claim.
 void drop_single_steps(std::vector<Claim>& claims) {
@@ -145,6 +154,7 @@ RankInfo discover_ranks(const Lookup& lookup) {
             number_of(lookup, "WORLD_SIZE"));
     return {};
   }
+  keep_torchrun_alone(claims, lookup);
   drop_single_steps(claims);
   require_one_answer(claims);
   RankInfo info;

@@ -35,11 +35,11 @@ struct RankInfo {
 /// Returns the value of a variable; null when it is not set.
 using Lookup = std::function<const char*(const char*)>;
 
-/// Returns a single rank when no launcher is found. A single-process step that starts a launcher of
-/// its own (srun -n 1 torchrun ...) is not a contradiction; a Slurm batch script, which has
-/// SLURM_PROCID but no step, is not a rank.
-/// Errors: kInvalidArgument (not a number, no size, WORLD_SIZE without a rank, a size above
-/// kMaxRanks, rank >= size, two sources that disagree).
+/// Returns a single rank when no launcher is found. A launcher that starts another is not a
+/// contradiction where torchrun is the inner one (srun -N 2 torchrun ...: TORCHELASTIC_RUN_ID is
+/// set) or the outer one has a single process; a Slurm batch script, which has SLURM_PROCID but no
+/// step, is not a rank. Errors: kInvalidArgument (not a number, no size, WORLD_SIZE without a rank,
+/// a size above kMaxRanks, rank >= size, two sources that disagree).
 RankInfo discover_ranks(const Lookup& lookup);
 RankInfo discover_ranks();
 

@@ -99,6 +99,24 @@ INSTANTIATE_TEST_SUITE_P(
               "RANK=6 WORLD_SIZE=8 MASTER_PORT=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
               {6, 8, -1, -1},
               "1"},
+        // srun -N 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4
+        Known{"torchrun",
+              "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_PORT=1 "
+              "TORCHELASTIC_RUN_ID=none SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_PROCID=1 "
+              "SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 PMIX_RANK=1 PMIX_NAMESPACE=slurm.77.0",
+              {5, 8, 1, 4},
+              "none/1"},
+        // mpirun -n 2 --map-by node torchrun ...
+        Known{"torchrun",
+              "RANK=5 WORLD_SIZE=8 MASTER_PORT=1 TORCHELASTIC_RUN_ID=none OMPI_COMM_WORLD_RANK=1 "
+              "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 PMIX_RANK=1 PMIX_NAMESPACE=x",
+              {5, 8, -1, -1},
+              "none/1"},
+        // Each task of srun -n 2 has a torchrun of its own.
+        Known{"torchrun",
+              "RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=a SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
+              {0, 1, -1, -1},
+              "a"},
         Known{"none", "WORLD_SIZE=1", {0, 1, -1, -1}, ""},
         Known{"none", "RANK= WORLD_SIZE=", {0, 1, -1, -1}, ""}));
 
@@ -124,6 +142,9 @@ INSTANTIATE_TEST_SUITE_P(
                               "WORLD_SIZE is 4", "SLURM_STEP_NUM_TASKS is 8"},
                       Refused{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3",
                               "OMPI_COMM_WORLD_RANK is 1", "PMIX_RANK is 3"},
+                      // Not torchrun: its run id is missing.
+                      Refused{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
+                              "RANK is 5", "SLURM_PROCID is 1"},
                       // 3 is not the outer launcher's rank, so nothing explains it.
                       Refused{
                           "RANK=1 WORLD_SIZE=4 PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
