@@ -55,6 +55,32 @@ def test_close_ends_the_exchange_while_others_hold_results(run_program, tmp_path
     assert [out for _, out, _ in results] == ["ok\n", "ok\n"]
 
 
+def test_group_is_left_while_others_hold_results(run_program, start_program, tmp_path):
+    """Rank 0 hears at once that rank 1 has left, not after the timeout."""
+    source = f"""
+        import sys, time
+        import numpy as np
+        import switchyard
+        from switchyard import Exchange, Group
+
+        group = Group(int(sys.argv[1]), 2, {str(tmp_path / "store")!r}, timeout_ms=20000)
+        with Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2) as exchange:
+            received = exchange.dispatch(np.full((2, 8), 3, np.float32), np.array([[0], [1]]))
+        if group.rank == 1:
+            group.close()
+            time.sleep(60)
+        else:
+            start = time.monotonic()
+            try:
+                group.barrier()
+            except switchyard.PeerLostError as error:
+                print("left" in str(error), time.monotonic() - start < 5)
+        assert (received.rows.numpy() == 3).all()
+    """
+    start_program(source, 1)
+    assert run_program(source, 0) == (0, "True True\n", "")
+
+
 def test_phases_left_open_are_refused_afterwards():
     def rank(group):
         exchange = exchange_of(group)

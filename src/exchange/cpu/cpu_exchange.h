@@ -132,9 +132,11 @@ class CpuExchange : public ExchangeBackend {
   bool returns_row(const Arrival& arrival) const {
     return arrival.count > 0 || shape_.window.shape.returns_everywhere;
   }
+  /// At its end: results that are still held keep this object, but not the rank in the group.
+  void leave_group() { group_ = Group(); }
 
   Group group_;
-  Control& control_;
+  Control& control_;  ///< until leave_group()
   ExchangeConfig config_;
   ExchangeShape shape_;
   int rank_;

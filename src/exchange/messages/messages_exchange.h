@@ -62,7 +62,10 @@ class MessagesExchange final : public CpuExchange {
 
   // Of CpuExchange.
   /// What calls that have ended sent has been taken; the channel gives up the rest.
-  void end(bool /*waits_for_peers*/) override { channel_.reset(); }
+  void end(bool /*waits_for_peers*/) override {
+    channel_.reset();
+    leave_group();
+  }
   void allocate_slot(std::size_t index) override;
   ExchangeMemory memory_of(int rank) const override;
   void await_room(const Slot& slot, Phase phase, std::uint64_t call) override;

@@ -50,7 +50,11 @@ class PullExchange : public CpuExchange {
   void make_window(std::size_t bytes, std::vector<int> ranks);
 
   /// Peers read the window through mappings of their own.
-  void end(bool /*waits_for_peers*/) override { window_.reset(); }
+  void end(bool /*waits_for_peers*/) override {
+    window_.reset();
+    host_.reset();
+    leave_group();
+  }
 
   void await_room(const Slot& slot, Phase phase, std::uint64_t call) override;
   void publish(Slot& slot) override;
