@@ -64,7 +64,7 @@ class SWITCHYARD_API Group {
 
   /// Joins `size` ranks, of which this process is `rank`, from 0. All ranks pass the same `store`:
   ///
-  ///   "host:port"   rank 0 serves there until its process ends; needs a secret
+  ///   "host:port"   rank 0 serves there while the group lives; needs a secret
   ///   "unix:@name"  the same over an abstract Unix socket, for ranks of one host
   ///   "/path/file"  any path with a slash, on a file system that all ranks share; created when
   ///                 there is none. The caller deletes it, once all ranks have returned

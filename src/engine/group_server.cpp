@@ -8,8 +8,10 @@
 #include <sstream>
 
 #include "core/fail.h"
+#include "core/log.h"
 #include "transport/network.h"
 #include "transport/secret.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard {
 namespace {
@@ -24,17 +26,8 @@ std::string server_key(const std::vector<Introduction>& ranks) {
 
 bool is_one_machine(const std::vector<Introduction>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [&](const Introduction& rank) {
-    return rank.boot_id == ranks[0].boot_id && rank.host == ranks[0].host;
+    return rank.machine() == ranks[0].machine();
   });
-}
-
-// On all interfaces: IPv6 sockets take IPv4 too, but some machines have no IPv6.
-std::shared_ptr<StoreServer> start_everywhere(const std::string& secret) {
-  try {
-    return StoreServer::start(Address{Address::Kind::kTcp, "::", 0}, secret);
-  } catch (const Error&) {
-    return StoreServer::start(Address{Address::Kind::kTcp, "0.0.0.0", 0}, secret);
-  }
 }
 
 }  // namespace
@@ -61,20 +54,24 @@ ServerAddress ServerAddress::parse(const std::string& text) {
   return server;
 }
 
-std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
-                                         ServerAddress& address) {
+std::shared_ptr<StoreServer> serve_group(const ServerHosts& hosts, ServerAddress& address) {
   constexpr const char* kLoopback = "127.0.0.1";
-  std::shared_ptr<StoreServer> server =
-      is_for_one_host
-          ? StoreServer::start(Address{Address::Kind::kTcp, kLoopback, 0}, address.secret)
-          : start_everywhere(address.secret);
-  std::vector<std::string> hosts;
-  if (!is_for_one_host) {
-    hosts = reachable_addresses(network_interfaces());
-    if (!first_host.empty()) hosts.insert(hosts.begin(), first_host);
+  std::vector<std::string> found = hosts.met_at;
+  if (hosts.is_one_machine) found = {kLoopback};
+  std::shared_ptr<StoreServer> server;
+  if (!found.empty()) {
+    server = StoreServer::start_at(found, address.secret);
+  } else {
+    found = reachable_addresses(network_interfaces());
+    if (found.empty()) found.emplace_back(kLoopback);
+    server = StoreServer::start({Address::Kind::kTcp, kEveryInterface, 0}, address.secret);
+    log(LogLevel::kInfo, "group",
+        "its server listens on every interface, port {}; an address of this machine in "
+        "SWITCHYARD_STORE names one",
+        server->address().port);
   }
-  if (hosts.empty()) hosts.emplace_back(kLoopback);
-  for (const std::string& host : hosts) {
+  if (!hosts.first.empty() && !hosts.is_one_machine) found.insert(found.begin(), hosts.first);
+  for (const std::string& host : found) {
     address.addresses.push_back({Address::Kind::kTcp, host, server->address().port});
   }
   return server;
@@ -93,7 +90,8 @@ StoreConnection connect_to_group(const ServerAddress& address, const Deadline& d
         return StoreConnection(candidate, address.secret,
                                std::min(kTryMs, std::max(deadline.remaining_ms(), 1)), true);
       } catch (const Error& error) {
-        if (error.code() == Errc::kOutOfMemory) throw;  // no address has descriptors for us
+        // No address has descriptors for us, or the program wants no more of this.
+        if (error.code() == Errc::kOutOfMemory || error.code() == Errc::kAborted) throw;
         last = error.what();
         if (error.code() == Errc::kPeerLost) ++num_refusals;
       }
@@ -119,7 +117,16 @@ ServerAddress share_group_server(const Meeting& meeting, int rank,
   const std::string derived = job_secret.empty() ? "" : derive_secret(job_secret, ranks[0].nonce);
   if (rank == 0) {
     ServerAddress address{derived.empty() ? make_secret() : derived, {}};
-    server = serve_group(is_one_machine(ranks), meeting.place().first_host, address);
+    const MeetingPlace& place = meeting.place();
+    ServerHosts hosts{is_one_machine(ranks), {}, place.first_host};
+    if (place.met_at) hosts.met_at = place.met_at();
+    require(hosts.is_one_machine || !hosts.met_at.empty() ||
+                !reachable_addresses(network_interfaces()).empty(),
+            Errc::kSystem,
+            "group: ranks are on several hosts or in several network namespaces, and that of rank "
+            "0 has no interface up for the others; give the containers of one machine one network "
+            "namespace, or each an interface");
+    server = serve_group(hosts, address);
     ServerAddress shown = address;
     if (!derived.empty()) shown.secret.clear();
     meeting.with_store([&] { meeting.store()->set(server_key(ranks), shown.text()); });

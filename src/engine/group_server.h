@@ -23,12 +23,16 @@ struct ServerAddress {
   static ServerAddress parse(const std::string& text);
 };
 
-/// Starts a server on a port that the system chooses, on every interface unless `is_for_one_host`:
-/// ranks try the addresses of network.h in turn.
-/// `first_host`, a name of this machine that all ranks know, may be empty. Errors: kSystem,
-/// kOutOfMemory.
-std::shared_ptr<StoreServer> serve_group(bool is_for_one_host, const std::string& first_host,
-                                         ServerAddress& address);
+/// Where a group's server may listen.
+struct ServerHosts {
+  bool is_one_machine = false;        ///< all ranks are on this one: 127.0.0.1 alone
+  std::vector<std::string> met_at{};  ///< else these; empty: every interface, as network.h has them
+  std::string first{};                ///< what ranks try first: a name of this machine, or empty
+};
+
+/// Starts a server on a port that the system chooses; ranks try the addresses in turn. Errors:
+/// kSystem, kOutOfMemory.
+std::shared_ptr<StoreServer> serve_group(const ServerHosts& hosts, ServerAddress& address);
 
 /// Tries the addresses in turn until one of them proves that it has the secret; `check` is called
 /// in between and throws when the set-up should end. Errors: kPeerLost (nobody serves at any of

@@ -76,6 +76,8 @@ MeetingPlace place_of(const PlacedRequest& placed, int number, StoreAccess& acce
   place.has_launcher = place.launcher_fd >= 0;
   place.secret = request.secret;
   place.first_host = first_host_of(request);
+  const std::shared_ptr<StoreServer>& met = placed.is_over_mpi ? placed.server : place.server;
+  if (met) place.met_at = [met] { return met->met_at(); };
   return place;
 }
 

@@ -38,10 +38,9 @@ std::string failure_text(Errc code, const std::string& message) {
 Errc code_of(const std::string& failure) { return static_cast<Errc>(std::atoi(failure.c_str())); }
 std::string message_of(const std::string& failure) { return failure.substr(failure.find(' ') + 1); }
 
-// What befell other ranks, or befalls all alike, is not this rank's to tell.
+// What befell other ranks, or what they have agreed on, is not this rank's to tell.
 bool is_own_reason(Errc code) {
-  return code != Errc::kPeerLost && code != Errc::kTimeout && code != Errc::kNotSupported &&
-         code != Errc::kNotAvailable;
+  return code != Errc::kPeerLost && code != Errc::kTimeout && code != Errc::kNotAvailable;
 }
 
 }  // namespace

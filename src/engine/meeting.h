@@ -27,6 +27,9 @@ struct MeetingPlace {
   int launcher_fd = -1;              ///< its control block for this group; -1: there is none
   std::string secret{};              ///< of the group's stores over TCP; may be empty
   std::string first_host{};          ///< by which all ranks know rank 0's machine; may be empty
+  /// Addresses of this machine at which ranks elsewhere have reached it; may be empty. Not given:
+  /// unknown.
+  std::function<std::vector<std::string>()> met_at{};
 };
 
 /// A failure that another rank has told, which is not this rank's own.

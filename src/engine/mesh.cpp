@@ -53,6 +53,13 @@ std::string first_line(const char* path) {
   return line;
 }
 
+// "net:[4026531840]": its number is unique while the kernel runs. Empty where /proc is missing.
+std::string network_namespace() {
+  std::array<char, 64> name{};
+  const ssize_t size = readlink("/proc/thread-self/ns/net", name.data(), name.size());
+  return {name.data(), size > 0 ? static_cast<std::size_t>(size) : 0};
+}
+
 Fd open_process(const Fd& socket) {
   const std::optional<PeerIdentity> identity = peer_identity(socket);
   if (!identity || identity->pid <= 0) return Fd();  // of another pid namespace
@@ -154,8 +161,10 @@ bool PeerLink::is_dead() const noexcept {
   return (entries[0].revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0 || entries[1].revents != 0;
 }
 
+std::string Introduction::machine() const { return host + "/" + boot_id + "/" + network; }
+
 std::string Introduction::host_id() const {
-  return host_setting.empty() ? host + "/" + boot_id : "=" + host_setting;
+  return host_setting.empty() ? machine() : "=" + host_setting;
 }
 
 Introduction Introduction::of_this_process(int size, const std::string& socket) {
@@ -163,6 +172,7 @@ Introduction Introduction::of_this_process(int size, const std::string& socket) 
   Introduction own;
   own.version = switchyard::version();
   own.boot_id = first_line("/proc/sys/kernel/random/boot_id");
+  own.network = network_namespace();
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   own.host = host.data();
@@ -178,15 +188,15 @@ Introduction Introduction::of_this_process(int size, const std::string& socket) 
 }
 
 std::string Introduction::text() const {
-  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", version, boot_id, host, host_setting, socket,
-                     nonce, size);
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", version, boot_id, network, host,
+                     host_setting, socket, nonce, size);
 }
 
 Introduction Introduction::parse(const std::string& text) {
   std::istringstream lines(text);
   Introduction peer;
-  for (std::string* field :
-       {&peer.version, &peer.boot_id, &peer.host, &peer.host_setting, &peer.socket, &peer.nonce}) {
+  for (std::string* field : {&peer.version, &peer.boot_id, &peer.network, &peer.host,
+                             &peer.host_setting, &peer.socket, &peer.nonce}) {
     std::getline(lines, *field);
   }
   lines >> peer.size;
@@ -217,6 +227,13 @@ void require_one_host(const std::vector<Introduction>& ranks) {
             "group: rank 0 runs on host {}, but rank {} on host {}; engine \"shm\" serves ranks of "
             "one host, engine \"mpi\" those of several",
             first.host_name(), rank, other.host_name());
+    const bool is_one_network =
+        other.network == first.network || other.network.empty() || first.network.empty();
+    require(is_one_network, Errc::kNotSupported,
+            "group: ranks 0 and {} of host {} are in different network namespaces, so they cannot "
+            "share memory; give their containers one, or leave engine and SWITCHYARD_HOST_ID unset "
+            "to have two hosts",
+            rank, first.host_name());
   }
 }
 

@@ -25,13 +25,16 @@ struct PeerLink {
 struct Introduction {
   std::string version;       ///< of the library
   std::string boot_id;       ///< the same for processes of one running kernel
+  std::string network;       ///< the network namespace, within which abstract sockets reach
   std::string host;          ///< the name that the machine, or the container, has
   std::string host_setting;  ///< the setting SWITCHYARD_HOST_ID, or empty
   std::string socket;        ///< where the rank listens, within its machine
   std::string nonce;         ///< rank 0's counts for the group
   int size = 0;
 
-  /// Equal for ranks that share a host: by the setting, or else by name and running kernel.
+  /// Equal for ranks of one machine, or of one container.
+  std::string machine() const;
+  /// Equal for ranks that share a host: by the setting, or else those of one machine.
   std::string host_id() const;
   /// Of the host, for messages.
   const std::string& host_name() const { return host_setting.empty() ? host : host_setting; }

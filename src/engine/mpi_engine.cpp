@@ -29,6 +29,7 @@ class MpiEngine final : public Engine {
     place.is_for_meeting_only = true;
     place.is_of_one_group = true;
     place.secret = remote_.secret();
+    place.met_at = [this] { return remote_.met_at(); };
     return place;
   }
   std::shared_ptr<Engine> make_subgroup(const GroupSpec& spec,

@@ -124,7 +124,7 @@ class Meet {
     if (refusal.empty() && request_.ranks.rank == 0) {
       refusal = refusal_of([&] {
         address.secret = make_secret();
-        meeting.server = serve_group(false, "", address);
+        meeting.server = serve_group({}, address);
       });
     }
     const bool is_served = meeting.server != nullptr;
@@ -199,7 +199,10 @@ class Meet {
   // There must be time left to tell the others that this rank does not reach rank 0.
   std::shared_ptr<Store> connect(const ServerAddress& address) {
     const Deadline deadline = Deadline::after_ms(deadline_.remaining_ms() / 4 * 3);
-    const Address reached = connect_to_group(address, deadline, [] {}).address();
+    const auto check = [] {
+      require(!is_interrupted(), Errc::kAborted, "group: interrupted before every rank was there");
+    };
+    const Address reached = connect_to_group(address, deadline, check).address();
     return std::make_shared<SocketStore>(reached, address.secret, request_.timeout_ms, true);
   }
 

@@ -101,6 +101,12 @@ void RemoteControl::enter(Phase phase, std::uint64_t call) noexcept {
   link_->enter({static_cast<std::uint32_t>(phase), call});
 }
 
+std::vector<std::string> RemoteControl::met_at() const {
+  if (server_) return server_->met_at();
+  const std::string own = link_->own_host();
+  return own.empty() ? std::vector<std::string>() : std::vector{own};
+}
+
 std::uint32_t RemoteControl::bell() noexcept {
   return link_->bell().load(std::memory_order_seq_cst);
 }

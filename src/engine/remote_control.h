@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "core/service_thread.h"
 #include "engine/group_server.h"
@@ -38,6 +40,8 @@ class RemoteControl final : public Control {
   void listen_after_leaving() { listens_after_leaving_ = true; }
   /// For the stores of subgroups; all ranks of the group have it.
   const std::string& secret() const { return secret_; }
+  /// As MeetingPlace::met_at.
+  std::vector<std::string> met_at() const;
 
  private:
   struct Parts;

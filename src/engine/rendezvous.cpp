@@ -5,8 +5,10 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "core/fail.h"
+#include "core/service_thread.h"
 #include "engine/mesh.h"
 #include "transport/hash_store.h"
 #include "transport/prefix_store.h"
@@ -15,7 +17,8 @@
 namespace switchyard {
 namespace {
 
-// What this process serves, by address.
+// What this process serves, by address. Each group that meets there holds a share; without one, a
+// server stays for clients that are ahead, or behind, and ends once it has none.
 class ServedStores {
  public:
   // Never destroyed: in a forked copy of the process there is no thread to join.
@@ -27,22 +30,50 @@ class ServedStores {
   // Null when somebody else serves there already; then that is the store.
   std::shared_ptr<StoreServer> serve(const Address& address, const std::string& secret) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<StoreServer>& server = servers_[address.text()];
-    if (!server) server = StoreServer::start(address, secret);
-    return server;
+    std::erase_if(served_, [](const auto& entry) { return entry.second.server->has_ended(); });
+    const std::string text = address.text();
+    if (const auto found = served_.find(text); found != served_.end()) {
+      if (auto share = found->second.share.lock()) return share;
+      if (found->second.server->keep_serving()) return share_of(found->second);
+      served_.erase(found);
+    }
+    std::unique_ptr<StoreServer> server = StoreServer::start(address, secret);
+    if (!server) return nullptr;
+    return share_of(served_[text] = {std::move(server), {}});
   }
 
   void stop_unless_used(const Address& address) {
     const std::lock_guard lock(mutex_);
-    const auto found = servers_.find(address.text());
-    if (found != servers_.end() && found->second.use_count() <= 1) servers_.erase(found);
+    const auto found = served_.find(address.text());
+    if (found != served_.end() && found->second.share.expired()) served_.erase(found);
   }
 
  private:
+  struct Served {
+    std::shared_ptr<StoreServer> server;
+    std::weak_ptr<StoreServer> share;
+  };
+
   ServedStores() = default;
 
+  std::shared_ptr<StoreServer> share_of(Served& served) {
+    const auto end = [this, server = served.server, process = OwnProcess()](StoreServer*) {
+      if (process.is_this_one()) end_unless_used(*server);
+    };
+    std::shared_ptr<StoreServer> share(served.server.get(), end);
+    served.share = share;
+    return share;
+  }
+
+  void end_unless_used(StoreServer& server) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [text, served] : served_) {
+      if (served.server.get() == &server && served.share.expired()) server.end_when_idle();
+    }
+  }
+
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<StoreServer>> servers_;
+  std::map<std::string, Served> served_;
 };
 
 Address address_of(const JoinRequest& request) {
@@ -58,12 +89,14 @@ bool serves_store(const JoinRequest& request) {
          !request.meeting;
 }
 
-std::shared_ptr<Store> connect_to_store(const JoinRequest& request, bool is_own) {
+std::shared_ptr<Store> connect_to_store(const JoinRequest& request, const StoreServer* own) {
   const RankInfo& ranks = request.ranks;
+  const Address address = own != nullptr ? own->local_address() : address_of(request);
+  const bool is_taken = ranks.rank == 0 && own == nullptr && serves_store(request);
   try {
-    return std::make_shared<SocketStore>(address_of(request), request.secret, request.timeout_ms);
+    return std::make_shared<SocketStore>(address, request.secret, request.timeout_ms, is_taken);
   } catch (const Error& error) {
-    if (request.control_fd >= 0 || is_own) throw;
+    if (request.control_fd >= 0 || own != nullptr) throw;
     const bool is_silent = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost;
     require(ranks.rank != 0 || !is_silent, Errc::kSystem,
             "group: {} is in use, and not by a store; give this job an address of its own (rank 0 "
@@ -86,10 +119,9 @@ StoreAccess open_store(const JoinRequest& request, int group) {
   if (serves_store(request)) {
     access.server = ServedStores::instance().serve(address_of(request), request.secret);
   }
-  const bool is_own = access.server != nullptr;
   access.store = std::make_shared<PrefixStore>(
       fmt::format("group/{}/", group),
-      request.meeting ? request.meeting : connect_to_store(request, is_own));
+      request.meeting ? request.meeting : connect_to_store(request, access.server.get()));
   return access;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rendezvous.h: the store that the processes of a group meet at. Our launcher serves it, or rank 0.
-// A server of rank 0 lives as long as its process: a rank that is ahead may come for the next group
-// while others still leave the last. Groups differ by a prefix of their keys.
+// A server of rank 0 lives as long as a group that met there or a client of it: a rank that is
+// ahead may come for the next group while others still leave the last. Groups differ by a prefix of
+// their keys.
 #pragma once
 
 #include <memory>

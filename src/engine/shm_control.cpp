@@ -71,6 +71,7 @@ void ShmControl::join() {
     meeting_->give_up();
   }
   meeting_.reset();
+  place_.met_at = nullptr;  // it keeps the server of the meeting
   enter(Phase::kIdle, 0);
 }
 

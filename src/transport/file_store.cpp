@@ -16,6 +16,7 @@
 
 #include "core/clock.h"
 #include "core/fail.h"
+#include "core/interrupt.h"
 
 namespace switchyard {
 namespace {
@@ -97,6 +98,8 @@ bool FileStore::lock(int operation, const Deadline& deadline) const {
   while (flock(file_.get(), operation | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) fail_errno("flock", path_);
     if (deadline.expired()) return false;
+    require(!is_interrupted(), Errc::kAborted, "store: interrupted while file {} was locked",
+            path_);
     poll(nullptr, 0, kPollMs);
   }
   return true;

@@ -17,6 +17,7 @@
 #include "core/fail.h"
 #include "transport/control_block.h"
 #include "transport/futex.h"
+#include "transport/raw_socket.h"
 
 namespace switchyard {
 namespace {
@@ -94,6 +95,10 @@ void MemberLink::leave_but_listen() noexcept {
 void MemberLink::be_done() noexcept {
   if (!process_.is_this_one() || !is_listening_.exchange(false)) return;
   send(Operation::kLeave, leave_text(false));
+}
+
+std::string MemberLink::own_host() const {
+  return RawAddress::of_own_end(connection_.socket()).host_elsewhere();
 }
 
 void MemberLink::enter(const Place& place) noexcept {

@@ -48,6 +48,8 @@ class MemberLink {
 
   int size() const { return static_cast<int>(left_ns_.size()); }
   const Address& server_address() const { return connection_.address(); }
+  /// This machine's address, a number, as the server sees it; empty if that is on this machine.
+  std::string own_host() const;
 
   /// Where this rank is; the server learns of it with the next sign of life.
   void enter(const member_protocol::Place& place) noexcept;

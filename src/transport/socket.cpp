@@ -2,85 +2,23 @@
 
 #include "transport/socket.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
-#include <netdb.h>
 
 #include "core/fail.h"
+#include "transport/raw_socket.h"
 
 namespace switchyard {
 namespace {
 
-constexpr int kSocketFlags = SOCK_NONBLOCK | SOCK_CLOEXEC;
-constexpr int kBacklog = 1024;
-
-// A socket address of any family.
-struct RawAddress {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
-RawAddress abstract_address(std::string_view name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  require(name.size() + 1 <= sizeof(address.sun_path), Errc::kInvalidArgument,
-          "socket: the name \"{}\" has {} characters, at most {}", name, name.size(),
-          sizeof(address.sun_path) - 1);
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  RawAddress raw;
-  std::memcpy(&raw.storage, &address, sizeof(address));
-  raw.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return raw;
-}
-
-RawAddress tcp_address(const Address& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  require(error == 0, Errc::kSystem, "socket: host \"{}\": {}", address.host, gai_strerror(error));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  RawAddress raw;
-  std::memcpy(&raw.storage, found->ai_addr, found->ai_addrlen);
-  raw.size = found->ai_addrlen;
-  return raw;
-}
-
-RawAddress resolve(const Address& address) {
-  return address.kind == Address::Kind::kUnix ? abstract_address(address.host)
-                                              : tcp_address(address);
-}
-
-Fd open_socket(int family, int type) {
-  Fd socket(::socket(family, type | kSocketFlags, 0));
-  if (!socket.has_value()) fail_errno("socket", "open");
-  return socket;
-}
-
-// True when `events` (or a hang-up) occurred before the deadline.
-bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
-  pollfd entry{socket.get(), events, 0};
-  for (;;) {
-    const int count = poll(&entry, 1, std::min(kSliceMs, deadline.remaining_ms()));
-    if (count > 0) return true;
-    if (count < 0 && errno != EINTR) fail_errno("poll", "socket");
-    if (deadline.expired()) return false;
-  }
-}
+constexpr int kPacketBacklog = 1024;
 
 bool is_peer_gone(int error) { return error == EPIPE || error == ECONNRESET; }
 
@@ -91,24 +29,6 @@ void wait_to_send(const Fd& socket, const Deadline& deadline) {
   if (errno != EAGAIN && errno != EWOULDBLOCK) fail_errno("sendmsg", "socket");
   require(wait_for(socket, POLLOUT, deadline), Errc::kTimeout,
           "socket: the other end does not read");
-}
-
-std::optional<Fd> connect_raw(RawAddress& address, int type, const std::string& text,
-                              const Deadline& deadline) {
-  Fd socket = open_socket(address.storage.ss_family, type);
-  for (;;) {
-    if (connect(socket.get(), address.get(), address.size) == 0 || errno == EISCONN) return socket;
-    if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) {  // Unix: the listener's backlog is full
-      poll(nullptr, 0, 10);
-    } else if (errno == EINPROGRESS || errno == EALREADY) {
-      wait_for(socket, POLLOUT, deadline);
-    } else {
-      fail_errno("connect", text);
-    }
-    require(!deadline.expired(), Errc::kTimeout, "connect: {} does not answer", text);
-  }
 }
 
 }  // namespace
@@ -123,7 +43,7 @@ Address Address::parse(std::string_view text) {
   Address address;
   if (text.substr(0, kUnix.size()) == kUnix && text.size() > kUnix.size()) {
     address.host = text.substr(kUnix.size());
-    abstract_address(address.host);  // rejects names that are too long
+    RawAddress::of_name(address.host);  // rejects names that are too long
     return address;
   }
   const std::size_t colon = text.rfind(':');
@@ -164,53 +84,9 @@ std::optional<PeerIdentity> peer_identity(const Fd& socket) {
 
 std::string peer_name(const Fd& socket) {
   if (const auto identity = peer_identity(socket)) return fmt::format("process {}", identity->pid);
-  RawAddress raw;
-  raw.size = sizeof(raw.storage);
-  std::array<char, NI_MAXHOST> host{};
-  std::array<char, NI_MAXSERV> port{};
-  if (getpeername(socket.get(), raw.get(), &raw.size) != 0 ||
-      getnameinfo(raw.get(), raw.size, host.data(), host.size(), port.data(), port.size(),
-                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "a client";
-  }
-  return fmt::format("{}:{}", host.data(), port.data());
-}
-
-Fd listen_on(const Address& address, bool* is_taken) {
-  RawAddress raw = resolve(address);
-  Fd socket = open_socket(raw.storage.ss_family, SOCK_STREAM);
-  if (address.kind == Address::Kind::kTcp) {
-    const int on = 1;
-    setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  }
-  if (bind(socket.get(), raw.get(), raw.size) != 0 || listen(socket.get(), kBacklog) != 0) {
-    if (errno != EADDRINUSE || is_taken == nullptr) fail_errno("bind", address.text());
-    *is_taken = true;
-    return Fd();
-  }
-  return socket;
-}
-
-Address bound_address(const Fd& listener, const Address& asked) {
-  if (asked.kind == Address::Kind::kUnix) return asked;
-  RawAddress raw;
-  raw.size = sizeof(raw.storage);
-  if (getsockname(listener.get(), raw.get(), &raw.size) != 0) fail_errno("getsockname", "store");
-  Address address = asked;
-  std::array<char, NI_MAXSERV> port{};
-  getnameinfo(raw.get(), raw.size, nullptr, 0, port.data(), port.size(), NI_NUMERICSERV);
-  address.port = std::atoi(port.data());
-  return address;
-}
-
-std::optional<Fd> connect_to(const Address& address, const Deadline& deadline) {
-  RawAddress raw = resolve(address);
-  std::optional<Fd> socket = connect_raw(raw, SOCK_STREAM, address.text(), deadline);
-  if (socket && address.kind == Address::Kind::kTcp) {
-    const int on = 1;
-    setsockopt(socket->get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  }
-  return socket;
+  const RawAddress raw = RawAddress::of_peer(socket);
+  const std::string host = raw.host();
+  return host.empty() ? "a client" : fmt::format("{}:{}", host, raw.port());
 }
 
 std::pair<Fd, std::string> listen_for_packets() {
@@ -219,7 +95,7 @@ std::pair<Fd, std::string> listen_for_packets() {
   address.sun_family = AF_UNIX;
   // Bound without a name, the socket gets an abstract one from the kernel (autobind, unix(7)).
   if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
-      listen(socket.get(), kBacklog) != 0) {
+      listen(socket.get(), kPacketBacklog) != 0) {
     fail_errno("bind", "unix socket");
   }
   socklen_t size = sizeof(address);
@@ -231,13 +107,18 @@ std::pair<Fd, std::string> listen_for_packets() {
 }
 
 std::optional<Fd> connect_for_packets(const std::string& name, const Deadline& deadline) {
-  RawAddress raw = abstract_address(name);
-  return connect_raw(raw, SOCK_SEQPACKET, "unix:@" + name, deadline);
+  int error = 0;
+  Fd socket = connect_raw(RawAddress::of_name(name), SOCK_SEQPACKET, deadline, error);
+  if (socket.has_value()) return socket;
+  if (error == ECONNREFUSED || error == ENOENT) return std::nullopt;
+  require(error != ETIMEDOUT, Errc::kTimeout, "connect: unix:@{} does not answer", name);
+  errno = error;
+  fail_errno("connect", "unix:@" + name);
 }
 
 std::optional<Fd> accept_one(const Fd& listener, const Deadline& deadline) {
   for (;;) {
-    Fd socket(accept4(listener.get(), nullptr, nullptr, kSocketFlags));
+    Fd socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.has_value()) return socket;
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED) {
       fail_errno("accept", "unix socket");

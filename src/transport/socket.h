@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// socket.h: stream and packet sockets with deadlines. All sockets are non-blocking and closed on
-// exec. Unix sockets use abstract names only: they leave no file and vanish with their process.
+// socket.h: packet sockets, and what stream sockets share with them, with deadlines. All sockets
+// are non-blocking and closed on exec. Unix sockets use abstract names only: they leave no file and
+// vanish with their process. Waits end with kAborted when the program interrupts them.
 #pragma once
 
 #include <sys/types.h>
@@ -61,15 +62,6 @@ std::optional<PeerIdentity> peer_identity(const Fd& socket);
 
 /// Who is at the other end, for messages: "127.0.0.1:4711" or "process 12".
 std::string peer_name(const Fd& socket);
-
-/// A listening stream socket. Errors: kSystem. If the address is in use and `is_taken` is given,
-/// sets it and returns no socket instead.
-Fd listen_on(const Address& address, bool* is_taken = nullptr);
-/// The actual address of a listening socket that asked for port 0.
-Address bound_address(const Fd& listener, const Address& asked);
-
-/// nullopt when nobody listens there (yet). Errors: kSystem, kTimeout.
-std::optional<Fd> connect_to(const Address& address, const Deadline& deadline);
 
 /// A packet socket (SOCK_SEQPACKET) and its abstract name, chosen by the kernel, without '@'.
 std::pair<Fd, std::string> listen_for_packets();

@@ -6,12 +6,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/fail.h"
 #include "core/interrupt.h"
+#include "core/log.h"
+#include "transport/lookup.h"
 #include "transport/secret.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard {
 namespace {
@@ -19,19 +24,55 @@ namespace {
 namespace protocol = store_protocol;
 
 constexpr int kRetryMs = 20;
+constexpr int kMaxRetryMs = 320;  // of names, whose server is asked again each time
 
-Fd connect_until(const Address& address, std::int64_t timeout_ms, bool was_served) {
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
-  for (;;) {
-    if (std::optional<Fd> socket = connect_to(address, deadline)) return *std::move(socket);
-    require(!was_served, Errc::kPeerLost, "store: nobody serves {} any more", address.text());
-    require(!is_interrupted(), Errc::kAborted, "store: interrupted before anybody served at {}",
-            address.text());
-    require(!deadline.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s",
-            address.text(), static_cast<double>(timeout_ms) * 1e-3);
-    poll(nullptr, 0, kRetryMs);
+// The tries of one connection.
+class Tries {
+ public:
+  Tries(const Address& address, std::int64_t timeout_ms, bool was_served)
+      : address_(address),
+        timeout_ms_(timeout_ms),
+        was_served_(was_served),
+        is_name_(address.kind == Address::Kind::kTcp &&
+                 read_number(address.host, address.port).found.empty()) {}
+
+  const Deadline& deadline() const { return deadline_; }
+
+  Fd connect() {
+    for (;;) {
+      NoConnection none;
+      std::optional<Fd> socket = connect_to(address_, deadline_, &none);
+      if (socket) return *std::move(socket);
+      const std::string text = address_.text();
+      require(!was_served_ || !none.is_refused, Errc::kPeerLost, "store: nobody serves {} any more",
+              text);
+      require(!was_served_, Errc::kSystem, "connect: {}: {}", text, none.why);
+      wait(none.why);
+    }
   }
-}
+
+  // Before the next try, if there is time for one. Errors: kTimeout, kAborted.
+  void wait(const std::string& why) {
+    if (std::exchange(why_, why) != why) {
+      log(LogLevel::kInfo, "store", "nobody serves at {} yet ({})", address_.text(), why);
+    }
+    require(!is_interrupted(), Errc::kAborted, "store: interrupted before anybody served at {}",
+            address_.text());
+    poll(nullptr, 0, std::min(pause_ms_, deadline_.remaining_ms()));
+    require(!deadline_.expired(), Errc::kTimeout, "store: nobody serves at {} within {:.1f} s ({})",
+            address_.text(), static_cast<double>(timeout_ms_) * 1e-3, why);
+    if (is_name_) pause_ms_ = std::min(2 * pause_ms_, kMaxRetryMs);
+  }
+
+ private:
+  const Address& address_;
+  std::int64_t timeout_ms_;
+  bool was_served_;
+  bool is_name_;
+  Deadline deadline_ = Deadline::after_ms(timeout_ms_);
+  int pause_ms_ = kRetryMs;
+  std::string why_;  // of the last try
+};
 
 }  // namespace
 
@@ -39,16 +80,24 @@ StoreConnection::StoreConnection(const Address& address, const std::string& secr
                                  std::int64_t timeout_ms, bool was_served)
     : address_(address) {
   require_secret(address, secret);
-  socket_ = connect_until(address, timeout_ms, was_served);
-  const std::optional<PeerIdentity> identity = peer_identity(socket_);
-  require(!identity || identity->uid == geteuid() || identity->uid == 0, Errc::kInvalidArgument,
-          "store: {} is served by user {}, but this is user {}", address.text(),
-          identity ? identity->uid : 0, geteuid());
-  shake_hands(secret, timeout_ms);
+  for (Tries tries(address_, timeout_ms, was_served);;) {
+    socket_ = tries.connect();
+    const std::optional<PeerIdentity> identity = peer_identity(socket_);
+    require(!identity || identity->uid == geteuid() || identity->uid == 0, Errc::kInvalidArgument,
+            "store: {} is served by user {}, but this is user {}", address.text(),
+            identity ? identity->uid : 0, geteuid());
+    try {
+      shake_hands(secret, tries.deadline());
+      return;
+    } catch (const Error& error) {
+      if (error.code() != Errc::kPeerLost) throw;
+      tries.wait("it closes the connection");
+      received_ = {};
+    }
+  }
 }
 
-void StoreConnection::shake_hands(const std::string& secret, std::int64_t timeout_ms) {
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
+void StoreConnection::shake_hands(const std::string& secret, const Deadline& deadline) {
   const auto say = [&](protocol::Operation operation, std::string key, std::string value) {
     const auto reply = ask({operation, 0, 0, std::move(key), std::move(value)}, deadline);
     require(reply.has_value(), Errc::kTimeout, "store: {} does not answer", address_.text());

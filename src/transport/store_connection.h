@@ -15,10 +15,12 @@ namespace switchyard {
 
 class StoreConnection {
  public:
-  /// Retries until a server listens at `address`, unless it is known to have listened there before:
-  /// then nobody there means that it is gone. Both ends prove that they have `secret`.
+  /// Retries until a server answers at `address`: its name, its route or the server itself may be
+  /// late, and a server that has many strangers drops who has yet to shake hands. Unless the server
+  /// is known to have listened there before: then an address that refuses means that it is gone,
+  /// and one that is not reached is an error at once. Both ends prove that they have `secret`.
   /// Errors: kTimeout, kInvalidArgument (the other end has another secret, or is of another user),
-  /// kOutOfMemory (one end has no descriptor left), kPeerLost, kSystem.
+  /// kOutOfMemory (one end has no descriptor left), kPeerLost, kSystem, kAborted (interrupted).
   StoreConnection(const Address& address, const std::string& secret, std::int64_t timeout_ms,
                   bool was_served = false);
 
@@ -35,7 +37,7 @@ class StoreConnection {
   store_protocol::FrameBuffer take_received() { return std::exchange(received_, {}); }
 
  private:
-  void shake_hands(const std::string& secret, std::int64_t timeout_ms);
+  void shake_hands(const std::string& secret, const Deadline& deadline);
   bool receive(const Deadline& deadline);
 
   Address address_;

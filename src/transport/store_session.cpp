@@ -19,7 +19,7 @@ constexpr std::size_t kMaxUnsentBytes = std::size_t{8} << 20;
 }  // namespace
 
 StoreSession::StoreSession(Fd socket, std::string peer)
-    : socket_(std::move(socket)), peer_(std::move(peer)), hello_end_ns_(now_ns() + kHelloNs) {}
+    : socket_(std::move(socket)), peer_(std::move(peer)), hello_end_ns_(since_ns_ + kHelloNs) {}
 
 void StoreSession::receive() {
   std::array<char, 65536> bytes;

@@ -26,11 +26,14 @@ class StoreSession {
   const std::string& peer() const { return peer_; }
   /// True once the client has proved that it has the secret.
   bool is_known() const { return step_ == Step::kKnown; }
+  /// True until the client has said a whole hello.
+  bool is_silent() const { return step_ == Step::kHello; }
   bool has_unsent() const { return !unsent_.empty(); }
   /// True when the connection is of no use any more: closed, refused or broken.
   bool is_gone() const { return is_gone_; }
   /// When the handshake must have ended; never for a known client.
   std::int64_t hello_end_ns() const { return hello_end_ns_; }
+  std::int64_t since_ns() const { return since_ns_; }
 
   /// One read, so that a client that sends without pause cannot monopolize the server.
   void receive();
@@ -58,6 +61,7 @@ class StoreSession {
   std::string unsent_;
   Challenges challenges_;
   Step step_ = Step::kHello;
+  std::int64_t since_ns_ = now_ns();
   std::int64_t hello_end_ns_;
   std::string_view refusal_;
   bool is_turned_away_ = false;

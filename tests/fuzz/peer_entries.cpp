@@ -21,6 +21,7 @@
 #include "transport/socket_store.h"
 #include "transport/store_server.h"
 #include "transport/store_session.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard::fuzz {
 namespace {
@@ -82,9 +83,9 @@ void store_server(const std::uint8_t* data, std::size_t size) {
 void store_client(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return;
   const Address address = own_address();
-  const Fd listener = listen_on(address);
+  const std::vector<Fd> listeners = listen_on(address);
   const std::jthread server([&] {
-    auto socket = accept_one(listener, Deadline::after_ms(kTimeoutMs));
+    auto socket = accept_one(listeners.at(0), Deadline::after_ms(kTimeoutMs));
     if (!socket) return;
     StoreSession session(*std::move(socket), "the client");
     while (data[0] % 2 == 0 && !session.is_known() && !session.is_gone()) {

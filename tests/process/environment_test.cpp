@@ -226,6 +226,12 @@ TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
   ranks[1].host_setting = "b";
   expect_error(Errc::kNotSupported, "but rank 1 on host b", [&] { require_one_host(ranks); });
   ranks = introductions(3);
+  EXPECT_THAT(ranks[1].network, HasSubstr("net:["));
+  ranks[1].network = "net:[1]";
+  EXPECT_EQ(hosts_of(ranks), (std::vector{0, 1, 0}));
+  expect_error(Errc::kNotSupported, "ranks 0 and 1 of host " + ranks[0].host + " are in different",
+               [&] { require_one_host(ranks); });
+  ranks = introductions(3);
   ranks[1].version = "9.9.9";
   EXPECT_THAT(error_of([&] { require_one_job(ranks); }).what(), HasSubstr("rank 1 has 9.9.9"));
   ranks = introductions(3);

@@ -3,6 +3,8 @@
 // Groups whose rank, size and store the program says: an address, a file, its own functions. The
 // outer group of the test only starts the processes and keeps them in step.
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,7 +23,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 #include "transport/file_store.h"
-#include "transport/socket.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard {
 namespace {
@@ -81,6 +83,57 @@ TEST(GroupFromTest, RanksMeetOverAnAddressAgainAndAgain) {
       outer.barrier();
     });
   }
+}
+
+// A service that makes a group after each recovery, each time at another address.
+TEST(GroupFromTest, StoresOfFormerGroupsLeaveNothingBehind) {
+  run_processes(2, [&](const Group& outer) {
+    const std::string prefix = "unix:@switchyard-former-" + std::to_string(getppid()) + "-";
+    const int port = 20'000 + getppid() % 10'000;
+    int num_files = 0;
+    int num_threads = 0;
+    for (int i = 0; i < 24; ++i) {
+      const std::string store =
+          i % 2 == 0 ? prefix + std::to_string(i) : "127.0.0.1:" + std::to_string(port + i);
+      Group::from(outer.rank(), 2, store, {.secret = "sesame"}).barrier();
+      if (i == 3) num_files = num_open_files();
+      if (i == 3) num_threads = num_entries("/proc/self/task");
+    }
+    EXPECT_LE(num_open_files(), num_files + 4);
+    EXPECT_LE(num_entries("/proc/self/task"), num_threads + 1);
+    outer.barrier();
+  });
+}
+
+// Rank 1 comes last, past more connections of strangers than rank 0 may have descriptors.
+TEST(GroupFromTest, StrangersThatHoldConnectionsKeepNobodyOut) {
+  const std::string port = fresh_port();
+  run_processes(2, [&](const Group& outer) {
+    const GroupOptions options{.timeout_ms = 10'000, .secret = "sesame"};
+    if (outer.rank() == 0) {
+      rlimit limit{};
+      ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+      limit.rlim_cur = 96;
+      ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+      const Group group = Group::from(0, 2, "127.0.0.1:" + port, options);
+      outer.barrier();
+      EXPECT_TRUE(Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)).has_value());
+      use(group, 0, 2);
+      return outer.barrier();
+    }
+    std::vector<Fd> strangers;
+    const Address address = Address::parse("tcp://127.0.0.1:" + port);
+    const Deadline deadline = Deadline::after_ms(8000);
+    while (strangers.size() < 300 && !deadline.expired()) {
+      if (auto one = connect_to(address, deadline)) strangers.push_back(*std::move(one));
+    }
+    const std::int64_t start = now_ns();
+    const Group group = Group::from(1, 2, "127.0.0.1:" + port, options);
+    EXPECT_LT(seconds_since(start), 5.0);
+    outer.barrier();
+    use(group, 1, 2);
+    outer.barrier();
+  });
 }
 
 TEST(GroupFromTest, RanksMeetInAFileThatCanBeDeletedAtOnce) {
@@ -213,8 +266,8 @@ TEST(GroupFromTest, RanksThatNeverComeAreNamedAndARetryWorks) {
 }
 
 TEST(GroupFromTest, AddressThatIsInUseIsNamed) {
-  const Fd listener = listen_on(Address::parse("tcp://127.0.0.1:0"));
-  const Address taken = bound_address(listener, Address::parse("tcp://127.0.0.1:0"));
+  const std::vector<Fd> listeners = listen_on(Address::parse("tcp://127.0.0.1:0"));
+  const Address taken = bound_address(listeners.at(0), Address::parse("tcp://127.0.0.1:0"));
   expect_error(Errc::kSystem, taken.text() + " is in use, and not by a store",
                [&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
 }

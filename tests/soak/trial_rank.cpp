@@ -26,6 +26,7 @@
 #include "core/random.h"
 #include "device/cuda_module.h"
 #include "support/shared.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard::test {
 namespace {
@@ -41,7 +42,7 @@ constexpr const char* kSecret = "kill-trials";
 // A free port now; whoever takes it before rank 0 does makes the trial fail.
 int free_port() {
   const Address any = Address::parse("tcp://127.0.0.1:0");
-  return bound_address(listen_on(any), any).port;
+  return bound_address(listen_on(any).at(0), any).port;
 }
 
 // Exchanges of all kinds, until a peer ends them; one where all ranks are to come.

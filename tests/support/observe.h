@@ -22,12 +22,14 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-inline int num_open_files() {
-  DIR* directory = opendir("/proc/self/fd");
+inline int num_entries(const char* folder) {
+  DIR* directory = opendir(folder);
   int count = 0;
   while (readdir(directory) != nullptr) ++count;
   closedir(directory);
   return count;
 }
+
+inline int num_open_files() { return num_entries("/proc/self/fd"); }
 
 }  // namespace switchyard::test

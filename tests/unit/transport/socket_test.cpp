@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 
 #include "support/ranks.h"
 #include "transport/shared_memory.h"
+#include "transport/stream_socket.h"
 
 namespace switchyard {
 namespace {
@@ -154,9 +156,9 @@ TEST(SocketTest, NobodyThereIsNotAnError) {
 
 TEST(SocketTest, TakenAddressIsToldOrThrown) {
   const Address address = Address::parse("unix:@switchyard-socket-test");
-  const Fd first = listen_on(address);
+  const std::vector<Fd> first = listen_on(address);
   bool is_taken = false;
-  EXPECT_FALSE(listen_on(address, &is_taken).has_value());
+  EXPECT_TRUE(listen_on(address, &is_taken).empty());
   EXPECT_TRUE(is_taken);
   EXPECT_EQ(error_of([&] { listen_on(address); }).code(), Errc::kSystem);
 }
