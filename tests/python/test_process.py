@@ -220,3 +220,19 @@ def test_a_killed_rank_is_an_error_elsewhere(start_program, tmp_path):
     os.kill(ranks[1].pid, signal.SIGKILL)
     _, errors = ranks[0].communicate(timeout=30)
     assert "PeerLostError" in errors and "rank 1 was lost" in errors and ranks[0].returncode == 1
+
+
+def test_nothing_of_ours_is_stdin_stdout_or_stderr(start_program, tmp_path):
+    """A program that has closed them: what it prints must not go into a socket or a window."""
+    source = """
+        import os, sys, switchyard
+        for number in range(3):
+            os.close(number)
+        group = switchyard.Group(int(sys.argv[1]), 2, sys.argv[2], timeout_ms=20000)
+        exchange = switchyard.Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2)
+        num_open = sum(os.path.exists(f"/proc/self/fd/{number}") for number in range(3))
+        group.barrier()
+        os._exit(10 + num_open)
+    """
+    ranks = [start_program(source, rank, tmp_path / "store") for rank in range(2)]
+    assert [process.wait(timeout=30) for process in ranks] == [10, 10]
