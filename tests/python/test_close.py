@@ -64,7 +64,7 @@ def test_group_is_left_while_others_hold_results(run_program, start_program, tmp
         from switchyard import Exchange, Group
 
         group = Group(int(sys.argv[1]), 2, {str(tmp_path / "store")!r}, timeout_ms=20000)
-        with Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2) as exchange:
+        with Exchange(group, num_experts=2, num_topk=1, hidden=8, max_tokens_per_rank=2, scheme="f32") as exchange:
             received = exchange.dispatch(np.full((2, 8), 3, np.float32), np.array([[0], [1]]))
         if group.rank == 1:
             group.close()
