@@ -75,7 +75,7 @@ def test_identity_in_every_layout(layout, reduce, dtype):
 def test_rows_are_not_rounded_unasked(dtype):
     def rank(group):
         tokens = np.full((1, H), 1 + 2.0 ** -10, dtype)  # no bf16
-        ids, name = np.array([[0, 1, 2]]), switchyard.Tensor.wrap(tokens).dtype
+        ids, name = np.array([[0, 4, 5]]), switchyard.Tensor.wrap(tokens).dtype  # experts of both ranks
         with exchange_of(group, scheme="none", combine_scheme="none", max_in_flight=2) as exchange:
             with pytest.raises(switchyard.InvalidArgumentError, match=f"tokens is {name} .*; set scheme to {name}"):
                 exchange.dispatch(tokens, ids)
