@@ -71,7 +71,11 @@ if(SWITCHYARD_BUILD_CLI)
     install(FILES ${manual_folder}/switchyard.1.gz DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
     install(FILES ${manual_folder}/switchyard.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
             RENAME switchyard)
-    install(FILES ${manual_folder}/_switchyard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    set(zsh_folder site-functions)
+    if(CMAKE_INSTALL_PREFIX STREQUAL "/usr") # where Debian's zsh looks for those of packages
+      set(zsh_folder vendor-completions)
+    endif()
+    install(FILES ${manual_folder}/_switchyard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/${zsh_folder})
   else()
     message(STATUS "switchyard: no manual page and no completion, which python3 would make")
   endif()

@@ -33,7 +33,7 @@ run() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL
 run dpkg -i "/tmp/$(basename "$package")"
 run switchyard --version
 run switchyard doctor > "$work/doctor.txt"
-for file in share/man/man1/switchyard.1.gz share/bash-completion/completions/switchyard share/doc/switchyard/copyright; do
+for file in share/man/man1/switchyard.1.gz share/bash-completion/completions/switchyard share/zsh/vendor-completions/_switchyard share/doc/switchyard/copyright; do
   test -s "$root/usr/$file"
 done
 # shellcheck disable=SC2016
