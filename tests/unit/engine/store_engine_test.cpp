@@ -54,7 +54,12 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Store, ControlSuite, StoreRanks);
 TEST(StoreEngineTest, ExchangeIsNotSupported) {
   run_store_ranks(2, [](const Group& group) {
     EXPECT_FALSE(group.engine().has_windows());
-    const Error error = error_of([&] { Exchange(group, ExchangeConfig{}); });
+    ExchangeConfig config;
+    config.num_experts = 2;
+    config.num_topk = 1;
+    config.hidden = 8;
+    config.max_tokens_per_rank = 1;
+    const Error error = error_of([&] { Exchange(group, config); });
     EXPECT_EQ(error.code(), Errc::kNotSupported);
     EXPECT_STREQ(error.what(),
                  "exchange: ranks of engine \"store\" do not address each other's memory, must be "
