@@ -95,6 +95,9 @@ def test_makers_take_the_order_of_2025():
     assert fp8(SCALE, SCALE, None, None, True, True) == fp8(**W, per_act_token_quant=True, per_out_ch_quant=True)
     assert fp8(SCALE, SCALE, None, None, False, False, [128, 128]) == fp8(**W, block_shape=[128, 128])
     assert fp8(SCALE, SCALE, None, None, False, block_shape=[128, 128]) == fp8(**W, block_shape=[128, 128])
+    for other in ([128, 128], SCALE):
+        with pytest.raises(switchyard.InvalidArgumentError, match="per_out_ch_quant is a (list|ndarray), must be a bool"):
+            fp8(SCALE, SCALE, None, None, True, other)
     assert int8(SCALE, SCALE, None, None, True) == int8(**W, a1_scale=None, a2_scale=None, per_act_token_quant=True)
     for weights_only in (vllm.int4_w4a16_moe_quant_config, vllm.int8_w8a16_moe_quant_config):
         assert weights_only(SCALE, SCALE, None, None, [1, 64]) == weights_only(**W, block_shape=[1, 64])
@@ -140,8 +143,11 @@ def test_parallelism_of_older_versions():
     for older in ((1, 2, engine), (1, 1, 2, engine)):
         assert vllm.FusedMoEParallelConfig.make(*older, **ranks) == made
     assert vllm.FusedMoEParallelConfig.make(tp_size_=1, dp_size_=2, vllm_parallel_config=engine, **ranks) == made
-    with pytest.raises(switchyard.InvalidArgumentError, match="vllm_parallel_config is absent"):
-        vllm.FusedMoEParallelConfig.make(1, 1, 2, 1)
+    for sizes_alone in ((1, 1, 2, 1), (2, 4), (2,)):
+        with pytest.raises(switchyard.InvalidArgumentError, match="vllm_parallel_config is absent"):
+            vllm.FusedMoEParallelConfig.make(*sizes_alone)
+    with pytest.raises(switchyard.InvalidArgumentError, match="dp_size_ is absent, must be given by name"):
+        vllm.FusedMoEParallelConfig.make(2, 4, vllm_parallel_config=engine)
     for one in (vllm.FusedMoEParallelConfig, vllm.FusedMoEConfig):
         with pytest.raises(TypeError, match="positional argument"):
             one(1, 2, 3)

@@ -92,17 +92,21 @@ class FusedMoEParallelConfig:
         return dp_size * pcp_size * tp_size, (dp_rank * pcp_size + pcp_rank) * tp_size + tp_rank
 
     @staticmethod
-    def make(tp_size_: int, pcp_size_: Any = 1, dp_size_: Any = 1, sp_size_: Any = 1, vllm_parallel_config: Any = None, *,
+    def make(tp_size_: int, pcp_size_: Any = None, dp_size_: Any = None, sp_size_: Any = 1, vllm_parallel_config: Any = None, *,
              tp_rank: int | None = None, pcp_rank: int | None = None, dp_rank: int | None = None) -> FusedMoEParallelConfig:
         """vllm_parallel_config: anything with enable_expert_parallel and all2all_backend, and maybe enable_eplb. By position it also comes
         after three sizes or two, as in vLLM before it had sp_size_, and pcp_size_. The three ranks are this library's own; None: vLLM's
         groups know them, and 0 where the size is 1."""
-        if vllm_parallel_config is None and not isinstance(dp_size_, int):
+        if vllm_parallel_config is None and dp_size_ is not None and not isinstance(dp_size_, int):
             pcp_size_, dp_size_, vllm_parallel_config = 1, pcp_size_, dp_size_
         elif vllm_parallel_config is None and not isinstance(sp_size_, int):
             sp_size_, vllm_parallel_config = 1, sp_size_
         if vllm_parallel_config is None:
             raise InvalidArgumentError("make: vllm_parallel_config is absent, must be given behind the sizes")
+        if dp_size_ is None:
+            raise InvalidArgumentError("make: dp_size_ is absent, must be given by name where vllm_parallel_config is: of two sizes by "
+                                       "position the second may be dp_size_ or pcp_size_")
+        pcp_size_ = 1 if pcp_size_ is None else pcp_size_
         made = ParallelConfig.make(
             tp_size=tp_size_, tp_rank=_rank("tp_rank", tp_size_, tp_rank), pcp_size=pcp_size_,
             pcp_rank=_rank("pcp_rank", pcp_size_, pcp_rank), dp_size=dp_size_, dp_rank=_rank("dp_rank", dp_size_, dp_rank),

@@ -17,6 +17,9 @@ def fp8_w8a8_moe_quant_config(
         gemm1_beta: float | None = None, gemm1_clamp_limit: float | None = None) -> FusedMoEQuantConfig:
     """e4m3 activations and weights."""
     if isinstance(w1_bias, bool):
+        if w2_bias is not None and not isinstance(w2_bias, bool):
+            raise InvalidArgumentError(f"fp8_w8a8_moe_quant_config: per_out_ch_quant is a {type(w2_bias).__name__}, must be a bool behind "
+                                       "per_act_token_quant")
         w1_bias, w2_bias, per_act_token_quant, per_out_ch_quant, block_shape = (
             None, None, w1_bias, bool(w2_bias) or per_out_ch_quant, per_act_token_quant or block_shape)
     return FusedMoEQuantConfig.make(**{**locals(), "quant_dtype": dtype_named("e4m3")})
