@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include <nlohmann/json.hpp>
 
@@ -74,10 +75,8 @@ void leave_record(std::byte* to, const RecordLayout& layout, const RankResult& r
                     result.is_shared_gpu};
   result.gpu.copy(record.gpu.data(), record.gpu.size() - 1);
   std::memcpy(to, &record, sizeof(record));
-  std::memcpy(to + layout.experts, result.expert_rows.data(),
-              result.expert_rows.size() * sizeof(std::int64_t));
-  std::memcpy(to + layout.received, result.received.data(),
-              result.received.size() * sizeof(ReceivedRow));
+  std::ranges::copy(std::as_bytes(std::span(result.expert_rows)), to + layout.experts);
+  std::ranges::copy(std::as_bytes(std::span(result.received)), to + layout.received);
   const auto leave = [&](std::size_t at, const Tensor& tensor) {
     if (tensor.view().num_bytes() > 0) {
       std::memcpy(to + at, tensor.data(), tensor.view().num_bytes());
@@ -94,7 +93,8 @@ RankTrace read_trace(const std::byte* from, const RecordLayout& layout, std::int
   std::memcpy(&record, from, sizeof(record));
   RankTrace trace;
   trace.rows.resize(static_cast<std::size_t>(record.num_received));
-  std::memcpy(trace.rows.data(), from + layout.received, trace.rows.size() * sizeof(ReceivedRow));
+  const std::span rows = std::as_writable_bytes(std::span(trace.rows));
+  std::copy_n(from + layout.received, rows.size(), rows.begin());
   trace.topk_ids = Tensor(DType::kI32, {num_tokens, num_topk});
   trace.topk_weights = Tensor(DType::kF32, {num_tokens, num_topk});
   const std::size_t bytes = trace.topk_ids.view().num_bytes();

@@ -154,7 +154,7 @@ TEST(PermuteCudaErrorsTest, BuffersAndWorkspacesThatAreTooSmall) {
   const std::size_t bytes = ep_scatter_workspace_bytes(4, 2, 3);
   expect_error(Errc::kWorkspaceTooSmall, "ep_scatter: workspace has 7 bytes, needs",
                [&] { refused.scatter(refused.outputs(), refused.memory(7)); });
-  expect_invalid("want a multiple of 16 bytes",
+  expect_invalid("must be a multiple of 16 bytes",
                  [&] { refused.scatter(refused.outputs(), refused.memory(bytes + 8).subspan(8)); });
   ScatterOutputs small = refused.outputs();
   small.x = TensorView(refused.rows.data(), DType::kBF16, {19, 8}, kGpu);

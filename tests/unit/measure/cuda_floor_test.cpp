@@ -29,7 +29,7 @@ double rate_of(const FloorModel& floor, const std::string& by, int num_ctas) {
 
 TEST(CudaFloorTest, StartIsRowHopLaunchAndRowOfTheSlowestRank) {
   test::run_ranks(3, [](const Group& group) {
-    KnownMeter meter(group.rank() == 2 ? 2.0 : 1.0);
+    KnownMeter meter(group.rank() == 2 ? 2.0 : 1.0, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(0);
     EXPECT_EQ(floor.bytes, FloorBytes::kWire);
@@ -45,7 +45,7 @@ TEST(CudaFloorTest, StartIsRowHopLaunchAndRowOfTheSlowestRank) {
 
 TEST(CudaFloorTest, WireIsTheBestOfAllWaysAndGrids) {
   test::run_ranks(2, [](const Group& group) {
-    KnownMeter meter(1);
+    KnownMeter meter(1, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(0);
     const auto near = [](double value, double wanted) { EXPECT_NEAR(value, wanted, 2); };
@@ -68,7 +68,7 @@ TEST(CudaFloorTest, WireIsTheBestOfAllWaysAndGrids) {
 
 TEST(CudaFloorTest, ABudgetHasTheWireOfItsSmsAndWhatTheyStore) {
   test::run_ranks(2, [](const Group& group) {
-    KnownMeter meter(1);
+    KnownMeter meter(1, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(12);
     EXPECT_EQ(floor.wire.size(), 3u * 3);  // 4, 8 and 12 CTAs
@@ -83,7 +83,7 @@ TEST(CudaFloorTest, ABudgetHasTheWireOfItsSmsAndWhatTheyStore) {
 
 TEST(CudaFloorTest, OldGpusHaveNeitherBulkCopiesNorProgrammaticLaunch) {
   test::run_ranks(2, [](const Group& group) {
-    KnownMeter meter(1, group.rank() == 1 ? 8 : 9);
+    KnownMeter meter(1, group.rank() == 1 ? 8 : 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(8);
     EXPECT_EQ(rate_of(floor, "bulk copies", 8), -1);
@@ -94,7 +94,7 @@ TEST(CudaFloorTest, OldGpusHaveNeitherBulkCopiesNorProgrammaticLaunch) {
 
 TEST(CudaFloorTest, OneRankHasNoWire) {
   test::run_ranks(1, [](const Group& group) {
-    KnownMeter meter(1);
+    KnownMeter meter(1, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(0);
     EXPECT_EQ(value_of(floor, "row hop"), 0);
@@ -106,14 +106,14 @@ TEST(CudaFloorTest, OneRankHasNoWire) {
 // The largest host counts, on every rank.
 TEST(CudaFloorTest, SeveralHostsHaveTheWireInsideThem) {
   test::run_ranks_on_hosts({0, 1, 0}, [](const Group& group) {
-    KnownMeter meter(1);
+    KnownMeter meter(1, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(12);
     EXPECT_NEAR(rate_of(floor, "16-byte stores", 12), 120, 1);
     EXPECT_NEAR(value_of(floor, "row hop"), 0.5, 0.1);
   });
   test::run_ranks_on_hosts({0, 1}, [](const Group& group) {
-    KnownMeter meter(1);
+    KnownMeter meter(1, 9, group.size());
     CudaFloor all(group, meter);
     const FloorModel floor = all.of(0);
     EXPECT_TRUE(floor.wire.empty());
