@@ -322,7 +322,14 @@ void Control::wait_in_slices(const WaitSite& site,
   WaitState state(timeout_ms());
   for (;;) {
     const int slice_ms = std::min(kSliceMs, state.deadline.remaining_ms());
-    if (attempt(Deadline::after_ms(slice_ms))) return;
+    try {
+      if (attempt(Deadline::after_ms(slice_ms))) return;
+    } catch (const Error& error) {
+      if (error.code() != Errc::kAborted || is_aborted()) throw;
+      abort(Errc::kAborted, rank(), "it was interrupted");  // while a socket waited
+      check_alive(site);
+      throw;
+    }
     check_alive(site);
     look_for_trouble(site, state);
   }

@@ -13,6 +13,7 @@
 #include "switchyard/group.h"
 
 #include "support/engine_suite.h"
+#include "support/observe.h"
 #include "transport/hash_store.h"
 
 namespace switchyard {
@@ -25,9 +26,8 @@ constexpr std::int64_t kStoreTimeoutMs = 20'000;
 
 // `body` on each rank, a thread each, which must not throw.
 void run_store_ranks(int num_ranks, const std::function<void(const Group&)>& body,
-                     std::int64_t timeout_ms = kStoreTimeoutMs,
-                     const std::vector<int>& hosts = {}) {
-  const auto store = std::make_shared<HashStore>();
+                     std::int64_t timeout_ms = kStoreTimeoutMs, const std::vector<int>& hosts = {},
+                     const std::shared_ptr<Store>& store = std::make_shared<HashStore>()) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([=, &body] {
@@ -83,6 +83,42 @@ TEST(StoreEngineTest, AbortReachesAllRanks) {
     ++num_told;
     while (num_told < 3) std::this_thread::yield();
   });
+}
+
+// Gathers of the thread that is interrupted end as a wait for a socket does.
+class InterruptedStore final : public Store {
+ public:
+  static inline thread_local bool is_wanted = false;
+
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override {
+    if (is_wanted && key.find("gather/") != key.npos) {
+      throw Error(Errc::kAborted, "socket: interrupted while it waited");
+    }
+    return store_.get(key, deadline);
+  }
+
+ private:
+  HashStore store_;
+};
+
+TEST(StoreEngineTest, InterruptWhileASocketWaitsEndsTheGroup) {
+  std::atomic<int> num_told = 0;
+  run_store_ranks(
+      3,
+      [&](const Group& group) {
+        InterruptedStore::is_wanted = group.rank() == 1;
+        const std::int64_t start = now_ns();
+        const Error error = error_of([&] {
+          (void)group.control().all_gather_text({Phase::kSetup, "test"}, "text");
+        });
+        EXPECT_EQ(error.code(), Errc::kAborted);
+        EXPECT_THAT(error.what(), HasSubstr("aborted by rank 1: it was interrupted"));
+        EXPECT_LT(seconds_since(start), 1.0);
+        ++num_told;
+        while (num_told < 3) std::this_thread::yield();
+      },
+      kStoreTimeoutMs, {}, std::make_shared<InterruptedStore>());
 }
 
 TEST(StoreEngineTest, DeadlineNamesThePeer) {
