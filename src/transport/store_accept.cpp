@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of descriptors
 constexpr std::int64_t kHandshakeNs = 100'000'000;    // for a client that has begun to speak
+constexpr std::int64_t kYoungNs = 1'000'000'000;      // a rank of a large group may be so late
 constexpr std::size_t kMaxClients = 8192;
 constexpr int kMaxWarnings = 8;  // of strangers; a port scan must not fill the log
 
@@ -37,7 +38,7 @@ Fd accept_from(const Fd& listener) {
 std::size_t max_strangers() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1024;
-  return static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / 8, 8, 64));
+  return static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / 8, 8, 1024));
 }
 
 }  // namespace
@@ -89,7 +90,9 @@ bool StoreServer::Loop::drop_stranger(bool is_silent) {
            one.session.is_silent() == is_silent && one.session.since_ns() <= before_ns;
   });
   if (found == clients_.end()) return false;
-  warn_of(found->session.peer(), "has not shaken hands while others came");
+  if (found->session.since_ns() <= now_ns() - kYoungNs) {
+    warn_of(found->session.peer(), "has not shaken hands while others came");
+  }
   clients_.erase(found);
   return true;
 }

@@ -139,9 +139,10 @@ std::optional<Fd> connect_to(const Address& address, const Deadline& deadline,
   }
   none.why = addresses.why_none;
   none.is_refused = !addresses.found.empty();
+  auto num_left = static_cast<std::int64_t>(addresses.found.size());
   for (const RawAddress& one : addresses.found) {
     int error = 0;
-    const std::int64_t ms = std::min<std::int64_t>(kAddressMs, deadline.remaining_ms());
+    const std::int64_t ms = std::min(kAddressMs, deadline.remaining_ms() / num_left--);
     Fd socket = connect_raw(one, SOCK_STREAM, Deadline::after_ms(ms), error);
     if (socket.has_value()) {
       if (address.kind == Address::Kind::kTcp) switch_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);

@@ -17,6 +17,7 @@
 
 #include "switchyard/log.h"
 
+#include "support/few_descriptors.h"
 #include "support/observe.h"
 #include "support/ranks.h"
 #include "support/store_world.h"
@@ -147,8 +148,10 @@ TEST_P(SocketStoreTest, SilentAndSlowClientsDelayNobody) {
   EXPECT_TRUE(wait_readable(slow, soon()));  // the server understood its hello
 }
 
-// Strangers, with and without a hello, have at most 64 descriptors, and the next client is let in.
+// Strangers, with and without a hello, have an eighth of 512 descriptors, and the next client is
+// let in.
 TEST_P(SocketStoreTest, ManyStrangersHaveFewDescriptorsAndDelayNobody) {
+  const FewDescriptors few(400);
   const StoreWorld world(GetParam());
   const std::string hello = encode(store_protocol::Request{store_protocol::Operation::kHello, 1, 0,
                                                            std::string(store_protocol::kMagic),
