@@ -61,6 +61,7 @@ class Closable {
 
   T& begin() {
     const std::lock_guard lock(mutex_);
+    check(!waits_for_peers_, "it was closed, must be open");
     ++num_calls_;
     return object_;
   }
