@@ -133,9 +133,8 @@ Command::Command()
   app_.footer(
       "switchyard help VERB shows the options of a verb\n"
       "exit codes: 0 fine, 1 wrong result of run, or a case of check that disagrees, or bench with "
-      "a "
-      "wrong element or nothing measured, 2 usage or malformed file, 3 environment, 4 "
-      "timeout or lost peer");
+      "a wrong element or nothing measured, 2 usage or malformed file, 3 environment, 4 timeout or "
+      "lost peer");
 }
 
 bool Command::parse(int argc, const char* const* argv) {

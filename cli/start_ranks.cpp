@@ -5,6 +5,7 @@
 #include <sys/auxv.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -56,7 +57,9 @@ std::string own_program() {
   std::error_code error;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe", error).string();
   // Without /proc: the path that this process was started with.
-  return error ? reinterpret_cast<const char*>(getauxval(AT_EXECFN)) : path;
+  if (!error) return path;
+  const char* const started = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+  return started != nullptr ? started : program_invocation_name;
 }
 
 std::vector<std::string> own_command(char** argv) {

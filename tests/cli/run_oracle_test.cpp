@@ -108,6 +108,17 @@ TEST(RunOracleTest, AWrongResultOfAnExpertIsExitCodeOne) {
   }
 }
 
+// A bound says nothing about infinity.
+TEST(RunOracleTest, AnInfiniteResultWithinABoundIsExitCodeOne) {
+  if (!SWITCHYARD_HAS_ONEDNN) GTEST_SKIP() << "built without oneDNN";
+  expect_wrong(
+      {"--experts", "onednn"},
+      [](cli::ServedRows& served) {
+        served.expert_output.as<std::uint16_t>()[served.origins[2].row * 256 + 50] = 0x7F80;
+      },
+      "is inf, must be ");
+}
+
 // The bounds of tiny-moe say nothing about other models.
 TEST(RunAccuracyTest, RightRunsOfEveryFamilyAndSchemeAreRight) {
   for (int family = 0; family <= static_cast<int>(SyntheticFamily::kTinyMoe); ++family) {
