@@ -8,15 +8,18 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "core/above_stdio.h"
 #include "core/settings.h"
 
 namespace switchyard {
@@ -98,16 +101,14 @@ struct Sink {
     Logger& logger = files[path];
     if (logger != nullptr) return logger;
     constexpr mode_t kMode = 0644;
-    int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
-    if (fd >= 0 && fd <= STDERR_FILENO) {  // a standard stream is closed: it stays so
-      const int low = std::exchange(fd, fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-      close(low);
-    }
+    const int fd = above_stdio(
+        open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, kMode));
+    const int error = errno;
     if (fd >= 0) return logger = make_logger(std::make_shared<FileSink>(fd));
     to_stderr->log(spdlog::level::critical,
                    fmt::format("rank {} warn  log: SWITCHYARD_LOG_FILE: {}: {}; lines go to stderr",
                                rank < 0 ? std::string("-") : std::to_string(rank), path,
-                               std::strerror(errno)));
+                               std::strerror(error)));
     return logger = to_stderr;
   }
 };

@@ -44,7 +44,7 @@ std::shared_ptr<Engine> host_with_windows(Engine& engine) try {
 
 std::unique_ptr<ExchangeBackend> make_backend(const Group& group, const ExchangeConfig& config,
                                               const ExchangeOptions& options) {
-  // Throws what is wrong on this rank alone while it has said nothing: it can try again then.
+  // Checks this rank's own arguments before the first collective step, so that it can retry.
   (void)make_exchange_shape(config, group.size(), group.rank());
   require_agreement(group.control(), {Phase::kExchange, "device"}, "exchange",
                     {{"device", options.device.is_cuda() ? "cuda" : "cpu"}});

@@ -12,7 +12,7 @@ namespace switchyard {
 namespace {
 
 std::string format_text(const QuantScheme& scheme) {
-  return scheme.is_quantized() ? name_of(scheme) : "bf16, f16 or f32";
+  return scheme.is_quantized() ? name_of(scheme) : name_of(scheme.dtype);
 }
 
 }  // namespace
