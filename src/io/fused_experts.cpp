@@ -95,10 +95,10 @@ Tensor load_row_scales(const Checkpoint& checkpoint, const FusedTensor& fused,
                        const RowRange& range, std::span<const std::int32_t> expert_ids) {
   const std::string name = fused.name + kScaleSuffix;
   const std::int64_t columns = cdiv(fused.columns, kScaleBlock);
-  require(
-      !fused.is_transposed, Errc::kNotSupported,
-      "load_moe_layer: tensor {} of {} is {}, want scaled weights as [experts, outputs, inputs]",
-      quote(fused.name), checkpoint.file_of(fused.name), fused.view.describe());
+  require(!fused.is_transposed && range.step == 1, Errc::kNotSupported,
+          "load_moe_layer: tensor {} of {} is {}, want scaled weights as [experts, outputs, "
+          "inputs], rows of gate before rows of up",
+          quote(fused.name), checkpoint.file_of(fused.name), fused.view.describe());
   const Shape3 shape{fused.view.shape(0), cdiv(fused.rows, kScaleBlock), columns};
   const TensorView view = checked_tensor(checkpoint, name, shape);
   Tensor all(DType::kF32, shape);

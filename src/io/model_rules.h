@@ -3,7 +3,9 @@
 // model_rules.h: what config.json means, as rules that rows of the family table name. Each reads
 // its keys from the object, takes the family's defaults for absent ones, and sets its part of the
 // config. A key that is null means none, as in transformers: no groups, no scaling, no
-// normalization, no shared experts, no dense layers.
+// normalization, no shared experts, no dense layers. Lists of layers, topk_method, scoring_func and
+// moe_layer_freq count as absent when they are null. DeepSeek's keys are read as by the code that
+// ships with the weights.
 //
 // Errors of all rules: kMalformedFile, naming file, key and value.
 #pragma once

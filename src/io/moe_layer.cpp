@@ -116,6 +116,21 @@ void check_experts(const ModelConfig& config, std::span<const std::int32_t> expe
   }
 }
 
+// What is in the file takes part in the layer, or is refused.
+void refuse_bias(const Checkpoint& checkpoint, const std::string& name) {
+  require(!checkpoint.contains(name), Errc::kNotSupported,
+          "load_moe_layer: {} has {}, want experts without biases", checkpoint.path(), quote(name));
+}
+
+void refuse_biases(const Checkpoint& checkpoint, std::span<const std::string> modules,
+                   const TensorNames& names) {
+  for (const std::string& module : modules) {
+    for (const char* projection : {names.gate, names.up, names.down}) {
+      refuse_bias(checkpoint, fmt::format("{}.{}.bias", module, projection));
+    }
+  }
+}
+
 void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const LayerPlace& place,
                   std::span<const std::int32_t> expert_ids, ExpertTensors& out) {
   const MlpSizes sizes{config.hidden, config.moe_intermediate};
@@ -123,7 +138,10 @@ void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const
     const FusedExperts fused{checkpoint, place.block,          *place.names,
                              sizes,      config.num_experts(), expert_ids};
     place.names->is_mxfp4 ? load_mxfp4_experts(fused, out) : load_fused_experts(fused, out);
-    if (config.has_expert_bias) load_fused_biases(fused, out);
+    if (config.has_expert_bias) return load_fused_biases(fused, out);
+    for (const char* projection : {place.names->gate, place.names->down}) {
+      refuse_bias(checkpoint, fmt::format("{}{}_bias", place.block, projection));
+    }
     return;
   }
   std::vector<std::string> modules;
@@ -131,6 +149,7 @@ void load_experts(const Checkpoint& checkpoint, const ModelConfig& config, const
     modules.push_back(fmt::format("{}experts.{}", place.block, id));
   }
   if (modules.empty()) modules.push_back(place.block + "experts.0");
+  refuse_biases(checkpoint, modules, *place.names);
   load_separate_experts(checkpoint, modules, *place.names, sizes, expert_ids.size(), out);
 }
 
@@ -187,6 +206,8 @@ MoeLayerWeights load_moe_layer(const Checkpoint& checkpoint, const ModelConfig& 
       result.shared.gate_bias = load("gate_proj", config.shared_intermediate);
       result.shared.up_bias = load("up_proj", config.shared_intermediate);
       result.shared.down_bias = load("down_proj", config.hidden);
+    } else {
+      refuse_biases(checkpoint, shared, TensorNames{});
     }
   }
   if (config.has_shared_gate) {

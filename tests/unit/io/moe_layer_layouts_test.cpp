@@ -121,6 +121,40 @@ TEST(MoeLayerLayoutsTest, FusedScalesAreSplit) {
   expect(experts.up_scale, {7, 8});
   EXPECT_EQ(experts.down_scale.view().describe(), "f32 [1, 2, 1]");
   expect(experts.down_scale, {3, 4});
+
+  folder.write("config.json",
+               R"({"model_type": "gpt_oss", "hidden_size": 200, "intermediate_size": 128,
+ "num_local_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 1})");
+  tensors[block + "router.weight"] = Tensor(DType::kBF16, {2, 200});
+  write_safetensors(folder.file("model.safetensors"), named(tensors));
+  expect_error(Errc::kNotSupported,
+               "is e4m3 [2, 256, 200], want scaled weights as [experts, "
+               "outputs, inputs], rows of gate before rows of up",
+               [&] { load(folder.path(), ids); });
+}
+
+TEST(MoeLayerLayoutsTest, BiasesThatTheFamilyLacksAreRefused) {
+  for (const bool is_fused : {false, true}) {
+    const std::string experts = is_fused ? "experts." : "experts.0.";
+    const std::string end = is_fused ? "_proj_bias" : "_proj.bias";
+    for (const std::string& name :
+         {experts + (is_fused ? "gate_up" : "gate") + end, experts + "down" + end,
+          std::string("shared_experts.up_proj.bias")}) {
+      SCOPED_TRACE(name);
+      const TempFolder folder;
+      const SyntheticCheckpoint made = write_synthetic_checkpoint(
+          folder.path(), {.family = SyntheticFamily::kDeepSeekV3, .num_tokens = 1});
+      const FusedNames names = fused_names(SyntheticFamily::kDeepSeekV3, made.layer);
+      rewrite_checkpoint(folder.path(), [&](TensorMap& tensors) {
+        if (is_fused) fuse_experts(tensors, names);
+        tensors[names.block + name] = Tensor(DType::kBF16, {8});
+      });
+      const std::int32_t ids[] = {0};
+      expect_error(Errc::kNotSupported,
+                   "has \"" + names.block + name + "\", want experts without biases",
+                   [&] { load(folder.path(), ids); });
+    }
+  }
 }
 
 TEST(MoeLayerLayoutsTest, FusedShapesThatDoNotFitAreNamed) {
