@@ -37,6 +37,7 @@ struct PyHandle {
   DispatchHandle handle;
   std::int64_t num_tokens = 0;
   std::vector<nb::object> held{};  ///< inputs of a phase whose other half has not run
+  DType sent = DType::kBF16;       ///< of the rows of combine_send
 };
 
 struct PyDispatched {

@@ -193,6 +193,7 @@ void combine_send(const PyExchange& self, nb::handle handle_value, nb::handle ro
   const Stream stream = args.arrays.stream(exchange->device());
   without_gil([&] { exchange->combine_send(handle.handle, rows, stream, args.options); });
   handle.held = args.arrays.take_held();
+  handle.sent = rows.dtype();
 }
 
 nb::object combine_receive(const PyExchange& self, nb::handle handle_value, nb::handle out,
@@ -202,7 +203,8 @@ nb::object combine_receive(const PyExchange& self, nb::handle handle_value, nb::
   const Exclusive call = self.call();
   CombineArguments args(keywords);
   for (const nb::object& sent : handle.held) args.arrays.prefer(sent);
-  nb::object result = args.output(*exchange, out, handle.num_tokens, dtype_from(dtype));
+  nb::object result = args.output(*exchange, out, handle.num_tokens,
+                                  dtype.is_none() ? handle.sent : dtype_from(dtype));
   const TensorView output = args.arrays.out(result, "combine: out");
   const Stream stream = args.arrays.stream(exchange->device());
   without_gil([&] { exchange->combine_receive(handle.handle, output, stream, args.options); });
@@ -304,13 +306,17 @@ void bind_combine(nb::class_<PyExchange>& type) {
                    "= None, copies_inputs: bool = False) -> None"),
            "The first phase of combine. The handle keeps the rows until they are received, and on "
            "CPUs the caller leaves them as they are, unless copies_inputs is set.")
-      .def("combine_receive", &combine_receive, nb::arg("handle"),
-           nb::arg("out").none() = nb::none(), nb::arg("dtype") = "bf16", nb::arg("options"),
-           nb::sig("def combine_receive(self, handle: Handle | Dispatched, out: Array | None = "
-                   "None, dtype: DTypeLike = 'bf16', *, stream: StreamLike = None, topk_weights: "
-                   "Array | None = None, bias: Sequence[Array] = (), shared: Array | None = None, "
-                   "returned_weights: Array | None = None) -> Tensor"),
-           "The second phase of combine. Without `out` the result is new, of `dtype`.")
+      .def(
+          "combine_receive", &combine_receive, nb::arg("handle"),
+          nb::arg("out").none() = nb::none(), nb::arg("dtype").none() = nb::none(),
+          nb::arg("options"),
+          nb::sig(
+              "def combine_receive(self, handle: Handle | Dispatched, out: Array | None = "
+              "None, dtype: DTypeLike | None = None, *, stream: StreamLike = None, topk_weights: "
+              "Array | None = None, bias: Sequence[Array] = (), shared: Array | None = None, "
+              "returned_weights: Array | None = None) -> Tensor"),
+          "The second phase of combine. Without `out` the result is new, of `dtype`; None: that of "
+          "the rows sent.")
       .def(
           "release",
           [](const PyExchange& self, nb::handle handle) {

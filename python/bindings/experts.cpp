@@ -103,7 +103,7 @@ nb::object apply(const PyExperts& self, const PyExpertRows& rows, nb::handle out
     std::vector<std::int64_t> shape;
     for (int dim = 0; dim < rows.rows.rows.num_dims(); ++dim)
       shape.push_back(rows.rows.rows.shape(dim));
-    result = nb::cast(arrays.allocate(DType::kBF16, shape, experts->device()));
+    result = nb::cast(arrays.allocate(experts->output_dtype(), shape, experts->device()));
   }
   const TensorView output = arrays.out(result, "apply: out");
   const auto bytes = static_cast<std::int64_t>(experts->workspace_bytes(rows.rows.rows));
@@ -217,7 +217,8 @@ void bind_experts(nb::module_& m) {
            nb::arg("stream").none() = nb::none(),
            nb::sig("def apply(self, rows: ExpertRows, out: Array | None = None, stream: StreamLike "
                    "= None) -> Tensor"),
-           "bf16 of the shape of the rows, at the places of the valid rows.")
+           "bf16, or f32 with intermediate \"f32\", of the shape of the rows, at the places of the "
+           "valid rows.")
       .def("close", [](PyExperts& self) { self.part.drop(); });
 }
 

@@ -90,7 +90,7 @@ nb::object run_layer(const PyKernel& self, nb::handle hidden, nb::handle topk_id
   if (out.is_none() && call.arguments.hidden.num_dims() == 2) {
     const std::int64_t shape[] = {call.arguments.hidden.shape(0),
                                   kernel->prepare_finalize().hidden()};
-    result = nb::cast(call.arrays.allocate(DType::kBF16, shape, kernel->device()));
+    result = nb::cast(call.arrays.allocate(self.routed->output_dtype(), shape, kernel->device()));
   }
   const TensorView output = call.arrays.out(result, (std::string(function) + ": out").c_str());
   const Stream stream = call.arrays.stream(kernel->device());
@@ -156,7 +156,9 @@ void bind_kernel(nb::module_& m) {
                "None = None, *, apply_router_weight_on_input: bool = False, micro_batch: int = 0, "
                "defer_input_quant: bool = False, weighs_in_place: bool = False, max_tokens: int = "
                "0, host_counts: bool = False, stream: StreamLike = None) -> Tensor"),
-           "The layer's output, bf16 [T, H]. Collective. When the experts raise, the group is "
+           "The layer's output [T, H]; without `out` new, of the dtype of the experts' results: "
+           "bf16, "
+           "or f32 with intermediate \"f32\". Collective. When the experts raise, the group is "
            "aborted.\n\n"
            "hidden        [T, H] bf16, f16 or f32\n"
            "topk_ids      [T, K] i32 or i64; -1: none\n"

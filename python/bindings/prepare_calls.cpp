@@ -106,7 +106,9 @@ struct FinalizeCall {
              "finalize: neither out nor num_tokens is given, must be one of them");
       const std::int64_t shape[] = {
           argument<std::int64_t>(num_tokens, "finalize: num_tokens", "int"), object.hidden()};
-      output = nb::cast(arrays.allocate(DType::kBF16, shape, object.device()));
+      output = nb::cast(arrays.allocate(
+          arguments.expert_output.has_value() ? arguments.expert_output.dtype() : DType::kBF16,
+          shape, object.device()));
     }
     arguments.output = arrays.out(output, "finalize: out");
   }
@@ -293,8 +295,8 @@ void bind_prepare_calls(nb::class_<PyPrepareFinalize>& type) {
           nb::arg("expert_output"), nb::arg("out").none() = nb::none(),
           nb::arg("num_tokens").none() = nb::none(), nb::arg("options"),
           nb::sig(sig("finalize", kFinalizeSig, "Tensor")),
-          "Returns expert results to the ranks whose tokens they are. Returns `out`, or new bf16 "
-          "[num_tokens, H].\n\n"
+          "Returns expert results to the ranks whose tokens they are. Returns `out`, or a new "
+          "[num_tokens, H] with the dtype of expert_output.\n\n"
           "expert_output  rows at the places of Prepared.experts; with a row per token [M, H], "
           "weighted and summed\n"
           "               (\"no_op\"), or [M, K, H]")

@@ -85,7 +85,12 @@ def test_rows_are_not_rounded_unasked(dtype):
             exchange.release(received)
         with exchange_of(group, scheme=name, combine_scheme=name) as exchange:
             received = exchange.dispatch(tokens, ids)
-            return exchange.combine(received, received.rows).numpy() == 3 * tokens
+            again = exchange.combine(received, received.rows).numpy()
+            received = exchange.dispatch(tokens, ids)
+            exchange.combine_send(received, received.rows)
+            in_phases = exchange.combine_receive(received).numpy()
+            assert again.dtype == in_phases.dtype == dtype
+            return (again == 3 * tokens) & (in_phases == 3 * tokens)
 
     assert all(same.all() for same in run_local(2, rank))
 

@@ -138,6 +138,27 @@ def test_rows_of_a_layer_are_not_rounded_unasked():
                 prepare.prepare(hidden.astype(dtype), ids, weights)
 
 
+def test_results_in_f32_stay_f32():
+    def rank(group):
+        hidden, ids, weights = batch(group.rank)
+        hidden = hidden.astype(np.float32) * np.float32(1 + 2.0 ** -12)  # no bf16
+        prepare = make_prepare_finalize("low_latency", group, **SIZES, scheme="f32", combine_scheme="f32")
+        mine = slice(group.rank * E // P, (group.rank + 1) * E // P)
+        experts = Experts(GATE[mine], UP[mine], DOWN[mine], "exact", intermediate="f32")
+        results = experts.apply(prepare.prepare(hidden, ids, weights).experts)
+        output = prepare.finalize(results, num_tokens=len(hidden)).numpy()
+        assert results.dtype == "f32" and output.dtype == np.float32
+        out = np.zeros((len(hidden), H), np.float32)
+        with ModularKernel(prepare, experts) as kernel:
+            layer = kernel.apply(hidden, ids, weights).numpy()
+            kernel.apply(hidden, ids, weights, out)
+        np.testing.assert_array_equal(layer, out)
+        np.testing.assert_array_equal(layer, output)
+        assert (out.astype(ml_dtypes.bfloat16).astype(np.float32) != out).any()
+
+    run_local(P, rank)
+
+
 def test_local_needs_no_group():
     with make_prepare_finalize("local", None, **SIZES) as prepare:
         assert (prepare.kind, prepare.num_local_experts, prepare.num_dispatchers) == ("local", E, 1)
