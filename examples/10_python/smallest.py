@@ -11,6 +11,7 @@ def rank(group):
     exchange = switchyard.Exchange(
         group, num_experts=4, num_topk=2, hidden=8,
         max_tokens_per_rank=1,
+        # rows stay f32; the default is bf16
         scheme="f32", combine_scheme="f32")
     received = exchange.dispatch(tokens, ids, weights)
     # Here an expert would work on received.rows.
