@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <new>
 #include <utility>
 
@@ -63,9 +64,15 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   }
   gather_or_fail(group.control(), {Phase::kExchange, "buffers"},
                  [&] { return prepare_memory(), std::string(); });
+  std::function<int()> abandoned_by = slots_[0].window->abandoned_by();
+  if (hosts_ != nullptr && abandoned_by) {
+    abandoned_by = [hosts = hosts_.get(), local = std::move(abandoned_by)] {
+      return hosts->rank_of_local(local());
+    };
+  }
   watcher_ = std::make_unique<Watcher>(group_.control(), *words_.as<WatchWords>(),
                                        std::int64_t{shape_.config.num_experts}, hosts_.get(),
-                                       slots_[0].window->abandoned_by());
+                                       std::move(abandoned_by));
 }
 
 // A close that is due is collective. Then only memory of this rank is left; freeing it must not
@@ -82,8 +89,8 @@ PushExchange::~PushExchange() {
 // Peers may still write to this rank's window, or read from their windows what this rank wrote.
 // Among ranks of one process that share a GPU, a device synchronization or a free also waits for
 // the kernels of the others: so all ranks have launched everything before one of them synchronizes,
-// and all kernels have ended before one of them frees. GPUs with peer access wait for each other
-// so, too. A rank that unwinds an exception waits for nobody, because its peers may be waiting for
+// and all kernels have ended before one of them frees. The same holds between GPUs with peer
+// access. A rank that unwinds an exception waits for nobody, because its peers may be waiting for
 // it.
 void PushExchange::end(bool waits_for_peers) {
   const auto barrier = [&] {

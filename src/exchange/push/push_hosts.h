@@ -48,6 +48,10 @@ class PushHosts final : public LinkWatch {
   /// Of all hosts: they may be processes of one machine.
   int ranks_on_gpu() const { return ranks_on_gpu_; }
   bool has_shared_gpus() const { return has_shared_gpus_; }
+  /// In the group, of a rank of this host's group; -1 of -1.
+  int rank_of_local(int local) const {
+    return local < 0 ? -1 : map_.ranks_of(own_host())[static_cast<std::size_t>(local)];
+  }
 
   /// Parts for returned rows included; equal on all ranks.
   std::size_t window_bytes() const { return hosts_window_bytes(shape_, map_); }

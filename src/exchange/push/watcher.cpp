@@ -33,7 +33,7 @@ Watcher::Watcher(Control& control, WatchWords& words, std::int64_t num_experts, 
 
 Watcher::~Watcher() = default;
 
-// What stops kernels stays so; there is nothing left to look for.
+// An abort is permanent, so there is nothing left to look for.
 void Watcher::run(const std::stop_token& stop) noexcept {
   sigset_t all;
   sigfillset(&all);
