@@ -142,7 +142,7 @@ static int close_soon(void* user) {
   const struct timespec soon = {.tv_nsec = 300000000};
   thrd_sleep(&soon, NULL);
   CHECK_OK(sy_exchange_close(closing->exchange, false));
-  CHECK_REFUSED(SY_INVALID_ARGUMENT, "it was closed, must be open",
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "was closed, must be open",
                 sy_exchange_check(closing->exchange));
   atomic_store(closing->is_done, true);
   return 0;
