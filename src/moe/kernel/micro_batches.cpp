@@ -2,8 +2,8 @@
 //
 // A ring of threads of which one has the turn. Only that one runs, also while an error unwinds the
 // others, so nothing but the turn itself needs a lock: handing it over orders all the rest. Who
-// waits too long, or hears an interrupt, says so and aborts the group, but unwinds no sooner than it
-// has the turn.
+// waits too long, or hears an interrupt, says so and aborts the group, but unwinds no sooner than
+// it has the turn.
 
 #include "switchyard/micro_batches.h"
 

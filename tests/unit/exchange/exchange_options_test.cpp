@@ -38,7 +38,8 @@ TEST(ExchangeOptionsTest, PayloadsAreChecked) {
     refused({TensorView(bytes.data(), DType::kU8, {2, 3}, {4, 1})}, "with strides [4, 1]");
     // Seven bytes are not two rows of three, although 7 / 2 is 3.
     refused({TensorView(bytes.data(), DType::kE2M1, {2, 7})}, "payloads[0] is e2m1 [2, 7]");
-    refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})}, "payload is u8 [2, 3] at a null pointer");
+    refused({TensorView::of<std::uint8_t>(nullptr, {2, 3})},
+            "payload is u8 [2, 3] at a null pointer");
     DispatchOptions options;
     options.payloads = {good};
     const Dispatched got = dispatch_inputs(exchange, in, options);
@@ -108,7 +109,8 @@ TEST(ExchangeOptionsTest, ScalesBelongToQuantizedTokens) {
     refused(codes, TensorView::of(values.data(), {2}), "options.scales is f32 [2]");
     refused(codes, TensorView::of(values.data(), {3, 1}), "options.scales is f32 [3, 1]");
     refused(codes, TensorView(values.data(), DType::kI32, {2, 1}), "options.scales is i32 [2, 1]");
-    refused(codes, TensorView::of<float>(nullptr, {2, 1}), "scales is f32 [2, 1] at a null pointer");
+    refused(codes, TensorView::of<float>(nullptr, {2, 1}),
+            "scales is f32 [2, 1] at a null pointer");
     refused(in.tokens(), TensorView::of(values.data(), {2, 1}), "must be absent for tokens");
     refused(TensorView(in.token_values.data(), DType::kI8, {2, kHidden}), {}, "tokens is i8");
     DispatchOptions options;
@@ -182,7 +184,8 @@ TEST(ExchangeOptionsTest, WeightsTravelBack) {
                    [&] { combine(TensorView::of(values.data(), {5})); });
     expect_invalid("row_weights is bf16 [4]",
                    [&] { combine(TensorView(values.data(), DType::kBF16, {4})); });
-    expect_invalid("row_weights is f32 [4] at a null pointer", [&] { combine(TensorView::of<float>(nullptr, {4})); });
+    expect_invalid("row_weights is f32 [4] at a null pointer",
+                   [&] { combine(TensorView::of<float>(nullptr, {4})); });
     combine(row_weights);
     EXPECT_EQ(returned.as<float>()[3], 2.0f);
   });

@@ -103,8 +103,9 @@ TEST(ExpertActivationTest, F32OutputIsForExpertsThatGiveIt) {
   test::expect_invalid("output is f32 [3, 4], want bf16 [3, 4]", [&] { apply({}, DType::kF32); });
   test::expect_invalid("output is bf16 [3, 4], want f32 [3, 4]",
                        [&] { apply({{DType::kF32}}, DType::kBF16); });
-  test::expect_invalid("intermediate is f16, not quantized, must be bf16, f32 or a quantized scheme",
-                       [&] { apply({{DType::kF16}}, DType::kBF16); });
+  test::expect_invalid(
+      "intermediate is f16, not quantized, must be bf16, f32 or a quantized scheme",
+      [&] { apply({{DType::kF16}}, DType::kBF16); });
 }
 
 TEST(ExpertActivationTest, BiasesOfEveryDTypeAndSubsetEqualTheOracle) {
