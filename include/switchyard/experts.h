@@ -116,7 +116,7 @@ class SWITCHYARD_API Experts {
 struct ExpertOptions {
   /// Requantizes the activation between the two GEMMs, as fp8 pipelines do; kNone: stays f32 in
   /// registers, rounded once to bf16. {DType::kF32}, on CPUs: not rounded, and results are f32. For
-  /// one scale a tensor: one scale for each expert's rows.
+  /// one scale per tensor: one scale for each expert's rows.
   QuantScheme intermediate = schemes::kNone;
   Activation activation{};
   /// [1] or [L] f32, read once. One scale a tensor: used instead of a dynamic one; nvfp4: its

@@ -111,7 +111,7 @@ struct PrepareArguments {
 struct FinalizeArguments {
   TensorView output;  ///< [T, H] bf16, f16 or f32; the receive part writes it
   /// Rows at the places of Prepared::experts, [N, H] or [L, C, H], bf16, f16 or f32; unchanged
-  /// until received, unless copies_inputs is set. With a row a token: [M, H], weighted and summed
+  /// until received, unless copies_inputs is set. Token-major: [M, H], weighted and summed
   /// over this rank's experts (no_op), or [M, K, H] (delegate, contiguous).
   TensorView expert_output;
   /// delegate: the class weighs rows and sums them. Grouped by expert no_op says that rows are
