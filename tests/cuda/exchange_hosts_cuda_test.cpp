@@ -2,7 +2,6 @@
 //
 // The exchange between GPUs of several hosts returns the bits of the exchange between CPUs.
 
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -19,7 +18,6 @@
 #include "exchange_run.h"
 #include "on_hosts.h"
 #include "support/errors.h"
-#include "support/observe.h"
 #include "support/processes.h"
 
 namespace switchyard {
@@ -103,17 +101,11 @@ TEST_P(SuiteTest, EqualsTheCpuExchange) {
     const Group cpus = make_cpu_group(group);
     for (const Suite& suite : suites_of(GetParam())) {
       SCOPED_TRACE(suite.name);
-      const std::int64_t start = now_ns();
       for (Case c : suite.cases) {
         SCOPED_TRACE(c.name);
         c.num_ranks = group.size();
         ExchangeRun(cpus, group, c).run();
         if (::testing::Test::HasFailure()) return;
-      }
-      if (group.rank() == 0) {
-        std::printf("  %s: %zu cases, %.1f s\n", suite.name.c_str(), suite.cases.size(),
-                    seconds_since(start));
-        std::fflush(stdout);
       }
     }
   });

@@ -105,7 +105,8 @@ void PushExchange::end(bool waits_for_peers) {
   };
   try {
     const cuda::DeviceGuard guard(device_.index);
-    if (!waits_for_peers && slots_[0].window) slots_[0].window->abandon();
+    const bool is_unwinding = std::uncaught_exceptions() > num_uncaught_;
+    if (is_unwinding && slots_[0].window) slots_[0].window->abandon();
     barrier();
     cudaDeviceSynchronize();
     for (const Slot& slot : slots_) {
