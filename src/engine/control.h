@@ -8,10 +8,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
@@ -107,6 +110,16 @@ class Control {
   /// Collective. Publishes `text` and returns every rank's, by rank. Set-up only.
   /// Errors: kInvalidArgument on every rank when one is at another step; the group goes on.
   std::vector<std::string> all_gather_text(const Step& step, const std::string& text);
+
+  /// The group's `T`, made when it is first asked for; it ends with the group. For what is slow to
+  /// make and outlives who uses it. Any thread.
+  template <typename T>
+  T& part() {
+    const std::lock_guard lock(parts_mutex_);
+    std::shared_ptr<void>& found = parts_[typeid(T)];
+    if (found == nullptr) found = std::make_shared<T>();
+    return *static_cast<T*>(found.get());
+  }
 
   /// How many gathers have begun: equal on all ranks between two of them.
   std::uint64_t num_gathers() const { return num_gathers_; }
@@ -216,6 +229,8 @@ class Control {
   std::atomic<bool> has_seen_abort_ = false;
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_barriers_ = 0;
+  std::mutex parts_mutex_;  // guards the one below
+  std::map<std::type_index, std::shared_ptr<void>> parts_;
 };
 
 template <typename Ready>

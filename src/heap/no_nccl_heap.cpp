@@ -28,8 +28,10 @@ std::unique_ptr<NcclAllToAll> make_nccl_all_to_all(Control& /*control*/, int /*d
   fail(Errc::kNotAvailable, "nccl: {}", nccl_obstacle());
 }
 
-std::unique_ptr<RankLinks> make_rank_links(Control& /*control*/, const HostMap& /*map*/) {
+std::shared_ptr<RankLinks> make_rank_links(Control& /*control*/, const HostMap& /*map*/) {
   fail(Errc::kNotAvailable, "exchange: ranks are on several hosts: {}", nccl_obstacle());
 }
+
+void keep_rank_links(Control& /*control*/, std::shared_ptr<RankLinks> /*links*/) noexcept {}
 
 }  // namespace switchyard

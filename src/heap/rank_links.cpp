@@ -4,11 +4,15 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "core/fail.h"
@@ -63,10 +67,7 @@ ncclUniqueId id_of(const std::vector<std::string>& texts, const HostMap& map, in
 }
 
 // NCCL connects only ranks with the same version of it; one without would leave the others waiting.
-void require_same_nccl(Control& control) {
-  const std::vector<std::string> versions =
-      gather_or_fail(control, {Phase::kExchange, "NCCL version"},
-                     [] { return nccl_version_text(nccl_link_calls().version); });
+void require_same_nccl(const std::vector<std::string>& versions) {
   for (std::size_t rank = 1; rank < versions.size(); ++rank) {
     require(versions[rank] == versions[0], Errc::kNotAvailable,
             "exchange: rank {} has NCCL {}, but rank 0 has {}; ranks of several hosts need the "
@@ -99,8 +100,9 @@ void wait_at_most(std::int64_t ms, const IsThere& is_there) {
 
 class NcclLinks final : public RankLinks {
  public:
-  NcclLinks(Control& control, const HostMap& map)
+  NcclLinks(Control& control, const HostMap& map, int number)
       : control_(control),
+        number_(number),
         map_(map),
         peers_(map.linked_with(control.rank())),
         comms_(static_cast<std::size_t>(num_links(map))) {}
@@ -113,6 +115,9 @@ class NcclLinks final : public RankLinks {
 
   void join(const std::vector<std::string>& texts);
   void connect();
+  /// Among the links of the group, in the order in which they were made: equal on all ranks.
+  int number() const { return number_; }
+  bool is_idle();
 
   void exchange(const std::vector<LinkMessage>& sent, const std::vector<LinkMessage>& received,
                 const WaitSite& site, cudaStream_t stream) override;
@@ -133,6 +138,7 @@ class NcclLinks final : public RankLinks {
   [[noreturn]] void fail_by(const WaitSite& site, const std::string& what);
 
   Control& control_;
+  int number_;
   HostMap map_;
   std::vector<std::int32_t> peers_;  ///< of messages
   std::mutex mutex_;                 // guards the two below: an abort frees communicators
@@ -256,6 +262,11 @@ ncclResult_t NcclLinks::state() const {
   return worst;
 }
 
+bool NcclLinks::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return !is_aborted_ && state() == ncclSuccess;
+}
+
 // NCCL's threads have done what a call left to them.
 bool NcclLinks::is_ready(const WaitSite& site) {
   ncclResult_t result = ncclInProgress;
@@ -343,20 +354,97 @@ void NcclLinks::abort() noexcept {
   }
 }
 
+// The links of a group that no exchange uses.
+struct KeptLinks {
+  std::mutex mutex;  // guards the two below
+  int num_made = 0;
+  std::vector<std::shared_ptr<NcclLinks>> free;
+};
+
+// What a rank tells of itself: its NCCL, and the numbers of the links that it has kept.
+struct LinkOffer {
+  static constexpr char kSeparator = ' ';
+
+  std::string version;
+  std::set<int> kept;
+
+  std::string text() const {
+    std::string text = version;
+    for (const int number : kept) text += kSeparator + std::to_string(number);
+    return text;
+  }
+  static LinkOffer parse(const std::string& text) {
+    std::istringstream words(text);
+    LinkOffer offer;
+    words >> offer.version;
+    for (int number = 0; words >> number;) offer.kept.insert(number);
+    return offer;
+  }
+};
+
+LinkOffer own_offer(KeptLinks& kept) {
+  LinkOffer offer{nccl_version_text(nccl_link_calls().version), {}};
+  const std::lock_guard lock(kept.mutex);
+  for (const auto& links : kept.free) offer.kept.insert(links->number());
+  return offer;
+}
+
+// The smallest number that all ranks offer; the same on each. Null: there is none.
+std::shared_ptr<NcclLinks> take_kept(KeptLinks& kept, const std::vector<LinkOffer>& offers) {
+  const std::lock_guard lock(kept.mutex);
+  for (const int number : offers[0].kept) {
+    const auto has_it = [&](const LinkOffer& offer) { return offer.kept.count(number) != 0; };
+    if (!std::all_of(offers.begin(), offers.end(), has_it)) continue;
+    const auto is_it = [&](const auto& links) { return links->number() == number; };
+    const auto found = std::find_if(kept.free.begin(), kept.free.end(), is_it);
+    std::shared_ptr<NcclLinks> links = std::move(*found);
+    kept.free.erase(found);
+    return links;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
-std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map) {
-  require_same_nccl(control);
+std::shared_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map) {
+  KeptLinks& kept = control.part<KeptLinks>();
+  std::vector<LinkOffer> offers;
+  std::vector<std::string> versions;
+  for (const std::string& text : gather_or_fail(control, {Phase::kExchange, "NCCL version"},
+                                                [&] { return own_offer(kept).text(); })) {
+    offers.push_back(LinkOffer::parse(text));
+    versions.push_back(offers.back().version);
+  }
+  require_same_nccl(versions);
+  if (std::shared_ptr<NcclLinks> links = take_kept(kept, offers)) return links;
+
   turn_nvls_off();
   const std::vector<std::string> texts = gather_or_fail(
       control, {Phase::kExchange, "NCCL ids"}, [&] { return ids_text(map, control.rank()); });
-  auto links = std::make_unique<NcclLinks>(control, map);
+  int number = 0;
+  {
+    const std::lock_guard lock(kept.mutex);
+    number = kept.num_made++;
+  }
+  auto links = std::make_shared<NcclLinks>(control, map, number);
   gather_or_fail(control, {Phase::kExchange, "NCCL"}, [&] {
     links->join(texts);
     links->connect();
     return std::string();
   });
   return links;
+}
+
+// Another kind of links than NCCL's is none of ours.
+void keep_rank_links(Control& control, std::shared_ptr<RankLinks> links) noexcept {
+  auto own = std::dynamic_pointer_cast<NcclLinks>(std::move(links));
+  if (own == nullptr || own.use_count() > 1 || control.is_aborted() || !own->is_idle()) return;
+  try {
+    KeptLinks& kept = control.part<KeptLinks>();
+    const std::lock_guard lock(kept.mutex);
+    kept.free.push_back(std::move(own));
+  } catch (const std::bad_alloc&) {  // they end here
+  }
 }
 
 }  // namespace switchyard

@@ -66,9 +66,14 @@ class RankLinks {
   virtual void abort() noexcept = 0;
 };
 
-/// Collective, with this rank's GPU current: connects every two ranks between which messages go.
+/// Collective, with this rank's GPU current: connects every two ranks between which messages go, or
+/// takes links that a closed exchange of the group has kept, since NCCL is slow to make new ones.
 /// `control` must outlive the links. Errors: kNotAvailable (see nccl_links_obstacle), kSystem,
 /// kTimeout, kPeerLost.
-std::unique_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map);
+std::shared_ptr<RankLinks> make_rank_links(Control& control, const HostMap& map);
+
+/// Keeps links for the next make_rank_links of the group, until the group ends. Every rank has made
+/// the same calls with them, and all of these have ended, as after a collective close.
+void keep_rank_links(Control& control, std::shared_ptr<RankLinks> links) noexcept;
 
 }  // namespace switchyard

@@ -206,6 +206,7 @@ CudaMeter::~CudaMeter() {
     if (hosts_ != nullptr && group_.control().is_aborted()) hosts_->abort();
     cudaDeviceSynchronize();
     group_.barrier();
+    if (hosts_ != nullptr) hosts_->leave();
   } catch (const Error&) {
     // The group is lost: there is nobody to wait for.
   }

@@ -32,6 +32,8 @@ class MeterHosts {
 
   /// Ends what NCCL runs on the GPU. No other call may follow.
   void abort() noexcept { links_->abort(); }
+  /// Instead, when all work of all ranks has ended: keeps the links for the next of this group.
+  void leave() noexcept { keep_rank_links(control_, std::move(links_)); }
 
  private:
   /// One operation of an exchange, of this rank.

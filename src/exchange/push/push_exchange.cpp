@@ -103,6 +103,7 @@ void PushExchange::end(bool waits_for_peers) {
       return false;
     }
   };
+  bool may_free = false;
   try {
     const cuda::DeviceGuard guard(device_.index);
     const bool is_unwinding = std::uncaught_exceptions() > num_uncaught_;
@@ -112,12 +113,13 @@ void PushExchange::end(bool waits_for_peers) {
     for (const Slot& slot : slots_) {
       if (slot.window) slot.window->unmap_peers();
     }
-    const bool may_free = barrier();
+    may_free = barrier();
     for (Slot& slot : slots_) {
       if (slot.window && !may_free) slot.window->leave_memory();
       slot.window.reset();
     }
-    if (hosts_ != nullptr) hosts_->close();
+    if (hosts_ != nullptr && !may_free) hosts_->abort();
+    if (hosts_ != nullptr) hosts_->free_memory();
     failed_ = {};
     every_rank_ = {};
     expert_table_ = {};
@@ -126,6 +128,8 @@ void PushExchange::end(bool waits_for_peers) {
     // The GPU is lost.
   }
   watcher_.reset();
+  if (hosts_ != nullptr) hosts_->leave(group_.control(), may_free);
+  group_ = Group();
   cudaGetLastError();  // keep a lost GPU's error from whoever calls CUDA next
 }
 

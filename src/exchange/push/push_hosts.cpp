@@ -4,7 +4,9 @@
 
 #include "core/bytes.h"
 #include "core/carver.h"
+#include "core/clock.h"
 #include "core/fail.h"
+#include "core/format_ranks.h"
 #include "core/log.h"
 #include "core/round_up.h"
 #include "cuda/base/check.h"
@@ -58,7 +60,10 @@ PushHosts::PushHosts(const Group& group, const PushExchangeShape& shape, const H
   words_ = cuda::PinnedBuffer(stays_.size() * sizeof(cuda::StayWords));
   counts_ = cuda::PinnedBuffer(num_slots * sizeof(CountWords));
   timeout_ms_ = group.timeout_ms();
+  const std::int64_t began_ns = now_ns();
   links_ = make_rank_links(group.control(), map_);
+  log(LogLevel::kDebug, "exchange", "rank {} is linked with {} over NCCL, after {:.1f} ms", rank_,
+      format_ranks(peers_), static_cast<double>(now_ns() - began_ns) * 1e-6);
   warn_of_padding();
 }
 

@@ -116,7 +116,10 @@ class PushHosts final : public LinkWatch {
   WireBytes wire_bytes(std::size_t slot, const PushDispatch& call, bool gathers) const;
 
   /// Frees what is on the GPU, once nothing runs.
-  void close() noexcept;
+  void free_memory() noexcept { slots_.clear(); }
+  /// After free_memory(), when nobody looks any more. `have_all_ended`: on every rank; then the
+  /// next exchange of the group takes the links.
+  void leave(Control& control, bool have_all_ended) noexcept;
 
   void look(Control& control) noexcept override;
   void abort() noexcept override;
@@ -242,7 +245,7 @@ class PushHosts final : public LinkWatch {
   std::vector<Stay> stays_;
   std::int64_t failed_since_ns_ = 0;
   std::uint32_t last_mode_ = 0;  ///< of the dispatches that were issued or captured
-  std::unique_ptr<RankLinks> links_;
+  std::shared_ptr<RankLinks> links_;
 };
 
 }  // namespace switchyard

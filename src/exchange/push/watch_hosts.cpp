@@ -25,9 +25,10 @@ constexpr std::int64_t kGraceNs = 1000 * kHostNsPerMs;
 
 }  // namespace
 
-void PushHosts::close() noexcept {
-  if (links_ != nullptr) links_->abort();  // after which look() finds nothing
-  slots_.clear();
+void PushHosts::leave(Control& control, bool have_all_ended) noexcept {
+  if (have_all_ended) keep_rank_links(control, std::move(links_));
+  links_.reset();
+  host_.reset();
 }
 
 void PushHosts::abort() noexcept {
