@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `switchyard run --device cuda` gives the same bits as `--device cpu`; without a GPU it says so.
-// Ranks are processes, which may share GPUs.
+// Ranks are processes or threads, which may share GPUs.
 
 #include <gmock/gmock.h>
 
@@ -32,12 +32,18 @@ class RunCudaBitsTest : public testing::TestWithParam<const char*> {};
 TEST_P(RunCudaBitsTest, AreThoseOfTheCpu) {
   if (!why_no_cuda().empty()) GTEST_SKIP() << why_no_cuda();
   const TempFolder folder;
-  for (const char* scheme : {"none", "fp8_block", "nvfp4"}) {
+  struct Run {
+    const char* scheme;
+    const char* engine;
+  };
+  // Most ranks are threads: CUDA starts once for all of them.
+  for (const auto& [scheme, engine] :
+       {Run{"none", "local"}, {"fp8_block", "shm"}, {"nvfp4", "local"}}) {
     const auto output_of = [&](const char* device) {
       const std::string path = folder.file(std::string(device) + ".safetensors");
       const nlohmann::json json =
-          run_json({"--device", device, "--ranks", "4", "--prepare", GetParam(), "--scheme", scheme,
-                    "--micro-batches", "2", "--repeat", "3", "--output", path});
+          run_json({"--device", device, "--ranks", "4", "--engine", engine, "--prepare", GetParam(),
+                    "--scheme", scheme, "--micro-batches", "2", "--repeat", "3", "--output", path});
       EXPECT_EQ(json["ok"], true);
       EXPECT_EQ(json["device"], device);
       return read_file(path);
