@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/round_up.h"
+#include "plan/direct_layout.h"
 
 namespace switchyard {
 namespace {
@@ -35,6 +36,11 @@ constexpr int kSendersOfSharedWorkTimes64 = 22;
 constexpr std::int64_t kMinChunksOfSharingWarp = 4;
 constexpr std::int64_t kMinItemsOfSharingWarp = 2;
 constexpr std::int64_t kMinItemsOfStreamingWarp = 3;
+
+// Direct: of a CTA of a combine, the warps that return rows, and the most chunks that one sums at a
+// time.
+constexpr int kReturningWarpsOfCta = 2;
+constexpr int kMaxSummedChunks = 8;
 
 int clamp_int(std::int64_t value, int low, int high) {
   return static_cast<int>(std::clamp<std::int64_t>(value, low, std::max(low, high)));
@@ -76,8 +82,8 @@ int streamed_chunks(std::int64_t all, int chunks, int step, std::int64_t min_ite
 }
 
 /// The same for a dispatch, and no more than a warp can take.
-int taken_chunks(std::int64_t all, int chunks, int ctas) {
-  int count = std::max(1, streamed_chunks(all, chunks, 1, kMinItemsOfSharingWarp, ctas));
+int taken_chunks(std::int64_t all, int chunks, std::int64_t min_items, int ctas) {
+  int count = std::max(1, streamed_chunks(all, chunks, 1, min_items, ctas));
   while (count > kMaxChunksPerItem || chunks % count != 0) --count;
   return count;
 }
@@ -128,7 +134,8 @@ DispatchCtas dispatch_ctas(const GridRequest& request, const PushLayout& layout,
                            ? request.max_ctas
                            : request.max_ctas * kSendersOfSharedWorkTimes64 / 64;
     grid.num_receivers = request.max_ctas;
-    grid.chunks_per_item = taken_chunks(num_chunks, chunks, grid.num_senders);
+    grid.chunks_per_item =
+        taken_chunks(num_chunks, chunks, kMinItemsOfSharingWarp, grid.num_senders);
   }
   // Warps that would have nothing to do take a share of the destinations.
   const std::int64_t warps = grid.shares_work ? 0 : std::int64_t{grid.num_senders} * grid.num_warps;
@@ -164,6 +171,45 @@ CombineCtas combine_ctas(const GridRequest& request, const PushLayout& layout,
     grid.num_senders = request.max_ctas;
     grid.num_receivers = request.max_ctas;
   }
+  return grid;
+}
+
+DispatchCtas direct_dispatch_ctas(const GridRequest& request, const PushLayout& layout,
+                                  std::int32_t num_tokens) {
+  DispatchCtas grid;
+  const std::int64_t num_chunks = std::int64_t{std::max(1, num_tokens)} * layout.num_chunks;
+  grid.num_notify_ctas =
+      clamp_int(layout.shape.num_ranks, 1, request.max_ctas / kNotifyCtasOfDispatch);
+  const int most = std::min(kMaxDirectSenders,
+                            request.max_ctas - (request.sends ? grid.num_notify_ctas : 0));
+  grid.num_senders = clamp_int(cdiv<std::int64_t>(num_chunks, kExchangeWarps), 1, most);
+  grid.chunks_per_item = taken_chunks(num_chunks, layout.num_chunks, 1, grid.num_senders);
+  return grid;
+}
+
+CombineCtas direct_combine_ctas(const GridRequest& request, const PushLayout& layout,
+                                std::int32_t num_tokens) {
+  CombineCtas grid;
+  constexpr int kSummingWarps = kExchangeWarps - kReturningWarpsOfCta;
+  const int ranks = layout.shape.num_ranks;
+  const int tokens = std::max(1, num_tokens);
+  const int chunks = layout.num_return_chunks;
+  const std::int64_t returns =
+      likely_items(request, layout.shape, tokens, std::min(ranks, layout.shape.num_topk) - 1);
+  // A warp sums as many chunks as leave each warp two items.
+  int count = 1;
+  for (int more = 2; more <= std::min(kMaxSummedChunks, chunks); ++more) {
+    const std::int64_t items = std::int64_t{tokens} * (chunks / more);
+    const bool is_enough =
+        more == 2 || items >= std::int64_t{2} * kSummingWarps * request.max_ctas;
+    if (chunks % more == 0 && is_enough) count = more;
+  }
+  grid.chunks_per_item = count;
+  const std::int64_t items = std::int64_t{tokens} * (chunks / count);
+  const std::int64_t wanted = std::max(cdiv<std::int64_t>(returns, kReturningWarpsOfCta),
+                                       cdiv<std::int64_t>(items, kSummingWarps));
+  grid.num_senders = clamp_int(wanted, 1, request.max_ctas);
+  grid.num_receivers = grid.num_senders;
   return grid;
 }
 

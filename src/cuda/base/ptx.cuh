@@ -80,6 +80,12 @@ __device__ __forceinline__ std::uint64_t load_relaxed_sys_u64(const void* from) 
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
   return value;
 }
+/// What its thread, or one that it meets at a barrier, loads next is at least as new.
+__device__ __forceinline__ std::uint64_t load_acquire_sys_u64(const void* from) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
 __device__ __forceinline__ std::uint32_t load_relaxed_sys_u32(const void* from) {
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -184,10 +190,17 @@ __device__ __forceinline__ void wait_bulk_groups_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumPending) : "memory");
 #endif
 }
-/// Returns when all groups are complete.
-__device__ __forceinline__ void wait_all_bulk_groups() {
+/// Returns when all groups but the last kNumPending are complete.
+template <int kNumPending>
+__device__ __forceinline__ void wait_bulk_groups() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kNumPending) : "memory");
+#endif
+}
+/// Bulk copies that this thread asks for next see global memory as it does.
+__device__ __forceinline__ void fence_bulk_global() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kWarpLanes) wire_bulk_kernel(const __grid_cons
     wait_bulk_groups_read<kPending>();
     if (i + kPending < count) load(i + kPending);
   }
-  wait_all_bulk_groups();
+  wait_bulk_groups<0>();
 }
 
 template <bool kLoadsFromPeers>

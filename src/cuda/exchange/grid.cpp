@@ -5,11 +5,12 @@
 #include <algorithm>
 
 namespace switchyard::cuda {
+namespace {
 
-DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
+DispatchGrid with_divisors(const DispatchCtas& ctas, const PushLayout& layout,
                            std::int32_t num_tokens) {
   DispatchGrid grid;
-  static_cast<DispatchCtas&>(grid) = dispatch_ctas(request, layout, num_tokens);
+  static_cast<DispatchCtas&>(grid) = ctas;
   const int ranks = layout.shape.num_ranks;
   const int items = grid.items(layout);
   const int received_items = grid.received_items(layout);
@@ -22,14 +23,35 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   return grid;
 }
 
-CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
-                         std::int32_t num_tokens) {
+CombineGrid with_divisors(const CombineCtas& ctas, const PushLayout& layout) {
   CombineGrid grid;
-  static_cast<CombineCtas&>(grid) = combine_ctas(request, layout, num_tokens);
+  static_cast<CombineCtas&>(grid) = ctas;
   const int items = grid.items(layout);
   grid.by_items = FastDivisor(items);
   grid.by_slot = FastDivisor(std::int64_t{items} * layout.shape.num_ranks);
   return grid;
+}
+
+}  // namespace
+
+DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
+                           std::int32_t num_tokens) {
+  return with_divisors(dispatch_ctas(request, layout, num_tokens), layout, num_tokens);
+}
+
+DispatchGrid direct_dispatch_grid(const GridRequest& request, const PushLayout& layout,
+                                  std::int32_t num_tokens) {
+  return with_divisors(direct_dispatch_ctas(request, layout, num_tokens), layout, num_tokens);
+}
+
+CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,
+                         std::int32_t num_tokens) {
+  return with_divisors(combine_ctas(request, layout, num_tokens), layout);
+}
+
+CombineGrid direct_combine_grid(const GridRequest& request, const PushLayout& layout,
+                                std::int32_t num_tokens) {
+  return with_divisors(direct_combine_ctas(request, layout, num_tokens), layout);
 }
 
 }  // namespace switchyard::cuda

@@ -264,6 +264,17 @@ cuda::CombineArgs combine_args(const SlotKernels& slot, const PushCombine& call)
           slot.returns};
 }
 
+cuda::DirectDispatchArgs direct_dispatch_args(const SlotKernels& slot, const PushDispatch& call) {
+  return {token_args(slot, call), slot.shape->direct};
+}
+
+cuda::DirectCombineArgs direct_combine_args(const SlotKernels& slot, const PushCombine& call,
+                                            cuda::Phases phases) {
+  const bool reads_own = phases == cuda::Phases::kBoth;
+  const int num_owners = slot.shape->main_ownership.num_ranks - (reads_own ? 1 : 0);
+  return {combine_args(slot, call), slot.shape->direct, cuda::FastDivisor(num_owners), reads_own};
+}
+
 cuda::ReturnWeightsArgs return_weights_args(const SlotKernels& slot, const PushCombine& call) {
   const PushExchangeShape& shape = *slot.shape;
   return {.slots = shape.weights,

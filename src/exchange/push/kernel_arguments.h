@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/exchange/direct_args.h"
 #include "cuda/exchange/exchange_args.h"
 #include "cuda/exchange/host_counts.h"
 #include "cuda/exchange/return_weights.h"
@@ -63,6 +64,7 @@ struct PushDispatch {
   std::int64_t num_rows = 0;  ///< N of the receive buffer: the most until they are counted
   bool is_again = false;      ///< its ids are those of an earlier dispatch, in own_ids
   bool routing_only = false;  ///< rows travel as one vector of elements, without scales
+  bool is_direct = false;     ///< see plan/push_path.h
 
   std::int64_t num_tokens() const { return tokens.count; }
 };
@@ -85,6 +87,11 @@ std::vector<cuda::DispatchArgs> regions_of(const SlotKernels& slot, const PushDi
 /// Of token_args.
 cuda::ReceiveBuffer receive_buffer(const SlotKernels& slot, const PushDispatch& call);
 cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch& call);
+
+/// Of token_args and combine_args.
+cuda::DirectDispatchArgs direct_dispatch_args(const SlotKernels& slot, const PushDispatch& call);
+cuda::DirectCombineArgs direct_combine_args(const SlotKernels& slot, const PushCombine& call,
+                                            cuda::Phases phases);
 
 cuda::HostCountsArgs host_counts_args(const SlotKernels& slot);
 cuda::RoutingArgs routing_args(const SlotKernels& slot, const PushDispatch& call);

@@ -69,6 +69,8 @@ PushDispatch PushExchange::push_dispatch(const DispatchCall& call, const Slot* e
   result.num_rows = result.sizing == Sizing::kCounted ? kept->num_rows : max_rows;
   result.is_again = kept != nullptr;
   result.routing_only = options.routing_only;
+  result.is_direct = shape_.can_be_direct() &&
+                     switchyard::is_direct(path_, result.max_tokens, options.routing_only);
   if (options.routing_only) return result;
   for (const TensorView& payload : options.payloads) {
     result.payloads.push_back(payload.as<std::byte>());

@@ -49,6 +49,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   hosts_ = PushHosts::make(group, shape_, options_);
   require(config.reduce != Reduce::kPerHost || hosts_ != nullptr, Errc::kNotSupported,
           "exchange: reduce is per_host for GPUs of one host, must be per_rank or per_expert");
+  plan_direct();
   make_window(slots_[0]);
   room_ = GpuRoom({.num_sms = cuda::num_multiprocessors(),
                    .num_ranks = ranks_on_gpu(),
@@ -255,7 +256,11 @@ void PushExchange::launch_kernels(const Slot& slot, cuda::Phases phases, Stream 
       launch_rows(slot, payload_args(slot.kernels, slot.dispatch, i), phases, stream);
       sync_if_shared(phases, stream);
     }
-    launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
+    if (slot.dispatch.is_direct) {
+      launch_direct_rows(slot, phases, stream);
+    } else {
+      launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
+    }
   }
   if (cuda::receives(phases) && shape_.gathers && shape_.gathers_routing) {
     sync_if_shared(phases, stream);
@@ -351,7 +356,9 @@ void PushExchange::launch_return_kernels(const Slot& slot, const PushCombine& ca
     cuda::launch_return_weights(return_weights_args(slot.kernels, call), stream.get());
   }
   const bool is_programmatic = room.is_programmatic && is_short(slot);
-  if (hosts_ == nullptr) {
+  if (slot.dispatch.is_direct) {
+    launch_direct_return(slot, call, phases, stream);
+  } else if (hosts_ == nullptr) {
     cuda::launch_combine(args, phases, is_programmatic, stream.get());
   } else {
     launch_return_over_hosts(slot, args, phases, stream);

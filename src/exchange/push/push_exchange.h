@@ -26,6 +26,7 @@
 #include "exchange/push/push_shape.h"
 #include "exchange/push/watcher.h"
 #include "heap/device_window.h"
+#include "plan/push_path.h"
 
 namespace switchyard {
 
@@ -114,6 +115,15 @@ class PushExchange final : public ExchangeBackend {
   void advance(const Slot& slot, Stage stage) { handles_.advance(index_of(slot), stage); }
   DispatchHandle handle_of(const Slot& slot) const;
 
+  // direct_path.cpp
+  void plan_direct();
+  void take_direct_arrivals(const Slot& slot, SlotMemory& memory) const;
+  void take_received_in_window(Slot& slot, cudaStream_t stream) const;
+  void run_direct_kernels() const;
+  void launch_direct_rows(const Slot& slot, cuda::Phases phases, Stream stream) const;
+  void launch_direct_return(const Slot& slot, const PushCombine& call, cuda::Phases phases,
+                            Stream stream) const;
+
   // push_counts.cpp
   /// Ranks that share a GPU must take memory while no kernel waits: from the constructor.
   bool takes_memory_to_size() const { return options_.exact_memory && !is_shared_gpu(); }
@@ -159,6 +169,7 @@ class PushExchange final : public ExchangeBackend {
   PushExchangeShape shape_;  ///< its config has worst_case_rows
   ExchangeOptions options_;
   Device device_;
+  PushPath path_ = PushPath::kAuto;
   GpuRoom room_;
   bool gpu_can_stream_ = false;
   bool counts_behind_send_ = false;  ///< while the rows leave

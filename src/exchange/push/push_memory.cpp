@@ -89,7 +89,7 @@ void PushExchange::make_window(Slot& slot) {
   const auto make = [&](Engine& engine, std::size_t bytes) {
     slot.window = make_device_window(engine, device_.index, bytes, heap);
   };
-  if (hosts_ == nullptr) return make(group_.engine(), shape_.window_bytes);
+  if (hosts_ == nullptr) return make(group_.engine(), shape_.all_window_bytes());
   gather_or_fail(group_.control(), {Phase::kExchange, "windows of all hosts"}, [&] {
     make(hosts_->host(), hosts_->window_bytes());
     return std::string();
@@ -154,6 +154,7 @@ void PushExchange::run_kernels() const {
     cuda::launch_return_weights(return_weights_args(slot, {}), nullptr);
     cuda::launch_receive_weights(return_weights_args(slot, {}), nullptr);
   }
+  if (shape_.can_be_direct()) run_direct_kernels();
   if (hosts_ != nullptr) hosts_->run_kernels(slot);
   cuda::check_cuda(cudaMemset(failed_.data(), 0, failed_.size_bytes()), "cudaMemset");
 }
@@ -171,7 +172,8 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
   };
   slot.buffer = cuda::DeviceBuffer(lay_out(nullptr).num_bytes);
   fill(slot.buffer, 0, stream);
-  const SlotMemory memory = lay_out(slot.buffer.data());
+  SlotMemory memory = lay_out(slot.buffer.data());
+  if (shape_.can_be_direct()) take_direct_arrivals(slot, memory);
   start_count(memory.state.counter, stream);
   if (shape_.gathers_routing) start_count(memory.gather.state.counter, stream);
   for (std::uint64_t* counter : memory.payload_counters) start_count(counter, stream);
@@ -186,7 +188,11 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
                          counts_.as<std::byte>() + index_of(slot) * count_bytes(), group_.size())};
   if (hosts_ != nullptr) hosts_->describe(window, shared);
   slot.kernels = make_slot_kernels(shared, windows);
-  if (!takes_memory_to_size()) take_received(slot, max_buffer_rows(), stream);
+  if (shape_.can_be_direct()) {
+    take_received_in_window(slot, stream);
+  } else if (!takes_memory_to_size()) {
+    take_received(slot, max_buffer_rows(), stream);
+  }
   slot.kernels.received.payloads.resize(shape_.payloads.size());  // run_kernels() reads them
   if (hosts_ != nullptr) hosts_->allocate(index_of(slot), stream);
 }

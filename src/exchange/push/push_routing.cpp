@@ -116,7 +116,10 @@ void PushExchange::gather_routing(const Slot& slot, cuda::Phases phases, Stream 
   } else if (!is_dropped && is_published) {
     gather(phases);
   }
-  if (cuda::receives(phases)) clear_rows(slot, stream);
+  // Direct rows of peers may come as soon as this rank's counts have gone.
+  if (slot.dispatch.is_direct ? cuda::sends(phases) : cuda::receives(phases)) {
+    clear_rows(slot, stream);
+  }
 }
 
 }  // namespace switchyard

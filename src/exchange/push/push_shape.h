@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exchange/exchange_shape.h"
+#include "plan/direct_layout.h"
 #include "plan/push_layout.h"
 #include "plan/weight_slots.h"
 
@@ -33,7 +34,10 @@ struct PushExchangeShape {
   WeightSlots weights;
   /// Per in-flight slot: main, payloads, routing and weights, one after another.
   std::size_t window_bytes = 0;
+  DirectLayout direct;  ///< behind them, where the exchange can send rows directly
 
+  bool can_be_direct() const { return direct.end > 0; }
+  std::size_t all_window_bytes() const { return can_be_direct() ? direct.end : window_bytes; }
   std::int64_t routing_row_bytes() const { return std::int64_t{8} * config.num_topk; }
   /// N, the rows of the receive buffer in a call.
   std::int64_t buffer_rows(int rank, std::int64_t max_tokens) const;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// direct_forms.h: those kernels of direct_dispatch.cuh that have a source file of their own.
+#pragma once
+
+#include "cuda/exchange/direct_args.h"
+
+namespace switchyard::cuda {
+
+/// See dispatch_forms.h.
+void direct_other8(const DirectDispatchArgs& args, Phases phases, bool programmatic,
+                   cudaStream_t stream);
+void direct_form4(const DirectDispatchArgs& args, Phases phases, bool programmatic,
+                  cudaStream_t stream);
+void direct_simulated(const DirectDispatchArgs& args, Phases phases, bool programmatic,
+                      cudaStream_t stream);
+
+}  // namespace switchyard::cuda

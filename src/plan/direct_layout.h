@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// direct_layout.h: the part of a push window that rows stored straight to their places need
+// (docs/design.md), for host and device code. Offsets are from the beginning of the window.
+//
+//   P counts     how many rows each source has for each rank
+//   P flags      of the CTAs of each source: their rows are there
+//   T x columns  flags of returned rows, whose slots are those of push_layout.h
+//   P x T        what a combine knows of an arrived row: its token, and the row of each choice
+//   T            the row of each own token in the own receive buffer
+//   received     what received_memory.h lays out, where peers store rows
+//
+// Counts and flags are records {value, tag} as in cuda/exchange/wire.cuh and never cleared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "plan/push_layout.h"
+
+namespace switchyard {
+
+/// Senders of a dispatch, at most: each has a flag.
+inline constexpr int kMaxDirectSenders = 512;
+
+struct DirectLayout {
+  std::int32_t num_ranks = 0;
+  std::int32_t num_columns = 0;
+  std::size_t counts_offset = 0;
+  std::size_t flags_offset = 0;
+  std::size_t return_flags_offset = 0;
+  std::size_t arrival_tokens_offset = 0;  ///< [P, T] i32
+  std::size_t arrival_rows_offset = 0;    ///< [P, T, K] i32
+  std::size_t own_rows_offset = 0;        ///< [T] i32
+  std::size_t received_offset = 0;
+  std::size_t end = 0;  ///< 0: the window has no such part
+
+  /// How many rows rank `source` has for rank `to`.
+  SWITCHYARD_HOST_DEVICE std::size_t count(int source, int to) const {
+    return counts_offset + static_cast<std::size_t>(source * num_ranks + to) * kRecordBytes;
+  }
+  /// What CTA `sender` of rank `source` had to store is there. The value is how many senders there
+  /// are.
+  SWITCHYARD_HOST_DEVICE std::size_t flag(int source, int sender) const {
+    return flags_offset +
+           static_cast<std::size_t>(source * kMaxDirectSenders + sender) * kRecordBytes;
+  }
+  SWITCHYARD_HOST_DEVICE std::size_t return_flag(std::int64_t token, int column) const {
+    return return_flags_offset +
+           static_cast<std::size_t>(token * num_columns + column) * kRecordBytes;
+  }
+};
+
+/// Behind `offset` bytes of a window. `received_bytes`: of the receive buffer, equal on every rank.
+/// Errors: kInvalidArgument when a size overflows.
+DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset,
+                                std::size_t received_bytes);
+
+}  // namespace switchyard
