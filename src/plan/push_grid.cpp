@@ -180,8 +180,8 @@ DispatchCtas direct_dispatch_ctas(const GridRequest& request, const PushLayout& 
   const std::int64_t num_chunks = std::int64_t{std::max(1, num_tokens)} * layout.num_chunks;
   grid.num_notify_ctas =
       clamp_int(layout.shape.num_ranks, 1, request.max_ctas / kNotifyCtasOfDispatch);
-  const int most = std::min(kMaxDirectSenders,
-                            request.max_ctas - (request.sends ? grid.num_notify_ctas : 0));
+  const int most =
+      std::min(kMaxDirectSenders, request.max_ctas - (request.sends ? grid.num_notify_ctas : 0));
   grid.num_senders = clamp_int(cdiv<std::int64_t>(num_chunks, kExchangeWarps), 1, most);
   grid.chunks_per_item = taken_chunks(num_chunks, layout.num_chunks, 1, grid.num_senders);
   return grid;
@@ -200,8 +200,7 @@ CombineCtas direct_combine_ctas(const GridRequest& request, const PushLayout& la
   int count = 1;
   for (int more = 2; more <= std::min(kMaxSummedChunks, chunks); ++more) {
     const std::int64_t items = std::int64_t{tokens} * (chunks / more);
-    const bool is_enough =
-        more == 2 || items >= std::int64_t{2} * kSummingWarps * request.max_ctas;
+    const bool is_enough = more == 2 || items >= std::int64_t{2} * kSummingWarps * request.max_ctas;
     if (chunks % more == 0 && is_enough) count = more;
   }
   grid.chunks_per_item = count;

@@ -49,8 +49,7 @@ class RowsToReturn {
       const int nth = a_.by_owners.quotient(taken);
       const int turn = taken - nth * static_cast<int>(a_.by_owners.divisor);
       const int turned = a_.rank + 1 + turn;  // this rank, if at all, last
-      const int owner =
-          turned < a_.ownership.num_ranks ? turned : turned - a_.ownership.num_ranks;
+      const int owner = turned < a_.ownership.num_ranks ? turned : turned - a_.ownership.num_ranks;
       if (nth >= num_arrivals_[owner]) continue;
       const ArrivedToken from(a_, owner * max_tokens + nth, lane_);
       if (present_choices(from.row) == 0) continue;
@@ -376,7 +375,8 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   } else if (receives) {
     const int summing = cta_warps() - num_returning;
     sum_direct_tokens<kIsCommon>(
-        a, call, (warp - num_returning) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
+        a, call,
+        (warp - num_returning) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
         summing * static_cast<int>(gridDim.x));
   }
   stamp_end(a);

@@ -156,8 +156,8 @@ struct DirectItem {
                                              std::uint8_t* scales) {
     if (item >= end) return;
     const int token = a.grid.by_chunks.quotient(item);
-    const int chunk = (item - token * static_cast<int>(a.grid.by_chunks.divisor)) *
-                      a.grid.chunks_per_item;
+    const int chunk =
+        (item - token * static_cast<int>(a.grid.by_chunks.divisor)) * a.grid.chunks_per_item;
     group.make(a, token, chunk, min(chunk + a.grid.chunks_per_item, a.layout.num_chunks), lane,
                scales);
     is_made = true;
@@ -167,8 +167,8 @@ struct DirectItem {
                                        std::uint8_t* scales, DirectShared& shared) {
     const int num_ranks = a.ownership.num_ranks;
     const int token = a.grid.by_chunks.quotient(item);
-    const int first = (item - token * static_cast<int>(a.grid.by_chunks.divisor)) *
-                      a.grid.chunks_per_item;
+    const int first =
+        (item - token * static_cast<int>(a.grid.by_chunks.divisor)) * a.grid.chunks_per_item;
     const int end = min(first + a.grid.chunks_per_item, a.layout.num_chunks);
     const std::int32_t* numbers = shared.numbers() + (token - batch) * num_ranks;
     const auto for_each_rank = [&](const auto& store) {
@@ -339,7 +339,8 @@ void launch_direct_form(const DirectDispatchArgs& args, Phases phases, bool prog
   const std::size_t shared =
       std::max(sizeof(DirectShared) + kDirectTokens * ranks * sizeof(std::int32_t),
                sizeof(ReceiverShared) + (ranks + 1) * local * sizeof(std::int32_t));
-  const int ctas = args.grid.num_ctas(sends(phases), receives(phases));
+  const int ctas = (sends(phases) ? args.grid.num_notify_ctas : 0) +
+                   (receives(phases) ? args.grid.num_senders : 0);
   const auto kernel = direct_dispatch_kernel<Form>;
   if (phases == Phases::kNone) allow_shared_memory(kernel, shared, "dispatch");
   launch_kernel(kernel, {std::max(1, ctas), kExchangeThreads, shared, programmatic, stream},

@@ -4,8 +4,8 @@
 // d begin behind those of the sources before it, in the order of tokens.
 #pragma once
 
-#include "cuda/exchange/dispatch_places.cuh"
 #include "cuda/exchange/direct_args.h"
+#include "cuda/exchange/dispatch_places.cuh"
 
 namespace switchyard::cuda {
 

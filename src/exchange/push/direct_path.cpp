@@ -27,8 +27,8 @@ void PushExchange::plan_direct() {
                         .takes_memory_to_size = options_.exact_memory,
                         .gpu_can = cuda::gpu_can_store_directly()};
   const bool can = can_be_direct(shape_.config, facts, path_);
-  const std::vector<std::string> all = group_.control().all_gather_text(
-      {Phase::kExchange, "direct rows"}, can ? "direct" : "slots");
+  const std::vector<std::string> all =
+      group_.control().all_gather_text({Phase::kExchange, "direct rows"}, can ? "direct" : "slots");
   if (std::find(all.begin(), all.end(), "slots") != all.end()) return;
   const std::int64_t rows = shape_.exchange.max_buffer_rows;
   shape_.direct =
@@ -48,12 +48,10 @@ void PushExchange::take_direct_arrivals(const Slot& slot, SlotMemory& memory) co
 void PushExchange::take_received_in_window(Slot& slot, cudaStream_t stream) const {
   std::byte* memory = slot.window->base(group_.rank()) + shape_.direct.received_offset;
   slot.num_received_rows = shape_.exchange.max_buffer_rows;
-  slot.kernels.received =
-      lay_out_received(memory, shape_, group_.rank(), slot.num_received_rows);
+  slot.kernels.received = lay_out_received(memory, shape_, group_.rank(), slot.num_received_rows);
   if (slot.kernels.received.num_bytes == 0) return;
-  cuda::check_cuda(
-      cudaMemsetAsync(memory, kZeroByte, slot.kernels.received.num_bytes, stream),
-      "cudaMemsetAsync");
+  cuda::check_cuda(cudaMemsetAsync(memory, kZeroByte, slot.kernels.received.num_bytes, stream),
+                   "cudaMemsetAsync");
 }
 
 // See run_kernels().
@@ -72,8 +70,8 @@ void PushExchange::run_direct_kernels() const {
 void PushExchange::launch_direct_rows(const Slot& slot, cuda::Phases phases, Stream stream) const {
   cuda::DirectDispatchArgs args = direct_dispatch_args(slot.kernels, slot.dispatch);
   const KernelRoom room = room_.of(stream);
-  args.grid = cuda::direct_dispatch_grid(grid_request(slot, room, phases), args.layout,
-                                         args.tokens.count);
+  args.grid =
+      cuda::direct_dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
   cuda::launch_direct_dispatch(args, phases, room.is_programmatic && is_short(slot), stream.get());
 }
 
