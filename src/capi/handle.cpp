@@ -47,16 +47,19 @@ void* add_handle(const char* type, std::shared_ptr<void> object) {
   return reinterpret_cast<void*>(number);
 }
 
-std::shared_ptr<void> find_handle(const void* handle, const char* type, bool ends) {
+std::shared_ptr<void> find_handle(const void* handle, const char* type, Finding finding) {
   check(handle != nullptr, "the {} is NULL", type);
   Table& handles = table();
   const auto number = reinterpret_cast<std::uintptr_t>(handle);
-  if (!ends) {
+  if (finding == Finding::kUse) {
     const std::shared_lock lock(handles.mutex);
     return checked(handles, number, type);
   }
   const std::lock_guard lock(handles.mutex);
   std::shared_ptr<void> object = checked(handles, number, type);
+  // Calls get their reference under this lock; two are the table's and this one.
+  check(finding != Finding::kEndIdle || object.use_count() <= 2,
+        "another call is using the {}, which must be idle", type);
   handles.entries.erase(number);
   return object;
 }

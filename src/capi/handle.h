@@ -21,10 +21,15 @@ struct Behind;
 template <typename Handle>
 using ObjectOf = typename Behind<Handle>::Object;
 
+enum class Finding {
+  kUse,
+  kEnd,      ///< the handle is removed from the table
+  kEndIdle,  ///< the same, where no call is using the object: refused otherwise
+};
+
 void* add_handle(const char* type, std::shared_ptr<void> object);
-/// The object of a handle of `type`, which is removed from the table if `ends` says so.
-/// Errors: kInvalidArgument.
-std::shared_ptr<void> find_handle(const void* handle, const char* type, bool ends);
+/// The object of a handle of `type`. Errors: kInvalidArgument.
+std::shared_ptr<void> find_handle(const void* handle, const char* type, Finding finding);
 
 template <typename Handle, typename... Args>
 Handle* give(Args&&... args) {
@@ -36,14 +41,14 @@ Handle* give(Args&&... args) {
 template <typename Handle>
 std::shared_ptr<ObjectOf<Handle>> use(const Handle* handle) {
   return std::static_pointer_cast<ObjectOf<Handle>>(
-      find_handle(handle, Behind<Handle>::kName, false));
+      find_handle(handle, Behind<Handle>::kName, Finding::kUse));
 }
 
 /// The object, whose handle ends.
 template <typename Handle>
-std::shared_ptr<ObjectOf<Handle>> take(const Handle* handle) {
+std::shared_ptr<ObjectOf<Handle>> take(const Handle* handle, Finding finding = Finding::kEnd) {
   return std::static_pointer_cast<ObjectOf<Handle>>(
-      find_handle(handle, Behind<Handle>::kName, true));
+      find_handle(handle, Behind<Handle>::kName, finding));
 }
 
 /// What one thread may close during a call of another: it ends with that call then.

@@ -54,7 +54,7 @@ SharedExpert shared_expert_of(const sy_shared_expert& from) {
   shared.gate = optional_view(from.gate, "gate");
   shared.order =
       from.no_overlap ? SharedExpertsOrder::kNoOverlap : SharedExpertsOrder::kMkInternalOverlapped;
-  shared.experts = std::move(take(from.experts)->object);
+  shared.experts = std::move(take(from.experts, Finding::kEndIdle)->object);
   return shared;
 }
 
@@ -87,15 +87,15 @@ sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* ex
   return call(__func__, [&] {
     sy_kernel*& result = out(kernel, "kernel");
     const sy_shared_expert from = read_sized(shared, "shared");
-    use(prepare_finalize);
+    run(prepare_finalize);
     use(experts);
     check(shared == nullptr || from.experts != experts,
           "shared->experts are the routed experts, must be others");
     if (shared != nullptr) use(from.experts);
     SharedExpert shared_expert;
     if (shared != nullptr) shared_expert = shared_expert_of(from);
-    auto moves = std::move(take(prepare_finalize)->object().object);
-    auto computes = std::move(take(experts)->object);
+    auto moves = std::move(take(prepare_finalize, Finding::kEndIdle)->object().object);
+    auto computes = std::move(take(experts, Finding::kEndIdle)->object);
     result = give<sy_kernel>(std::move(moves), std::move(computes), std::move(shared_expert));
   });
 }

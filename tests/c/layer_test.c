@@ -3,6 +3,10 @@
 // prepare -> experts -> finalize by the factory, and the whole layer, between two ranks. Experts
 // multiply a row by their global id + 1, so that every output can be checked by eye.
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <threads.h>
+
 #include "check.h"
 
 enum { kHidden = 128, kExperts = 4, kLocal = 2 };
@@ -279,9 +283,66 @@ static sy_status run_kernel(void* user, sy_group* group) {
   return SY_OK;
 }
 
+// Experts that stay in their call until they are told.
+typedef struct Waiting {
+  sy_experts* experts;
+  atomic_bool has_begun;
+  atomic_bool may_end;
+} Waiting;
+
+static sy_status apply_waiting(void* user, const sy_expert_rows* rows, const sy_tensor* output,
+                               void* workspace, size_t workspace_bytes, void* stream) {
+  (void)rows, (void)output, (void)workspace, (void)workspace_bytes, (void)stream;
+  Waiting* waiting = user;
+  atomic_store(&waiting->has_begun, true);
+  while (!atomic_load(&waiting->may_end)) thrd_yield();
+  return SY_OK;
+}
+
+static void* call_waiting(void* user) {
+  const Waiting* waiting = user;
+  uint16_t row[kLocal * kHidden] = {0};
+  int32_t num_rows[kLocal] = {1, 1};
+  int64_t first_row[kLocal] = {0, 1};
+  const sy_tensor rows = TENSOR(row, SY_BF16, kLocal, 1, kHidden);
+  const sy_tensor counts = TENSOR(num_rows, SY_I32, kLocal);
+  const sy_tensor firsts = TENSOR(first_row, SY_I64, kLocal);
+  const sy_expert_rows given = {.struct_size = sizeof(given),
+                                .rows = &rows,
+                                .scheme = "none",
+                                .first_row = &firsts,
+                                .num_rows = &counts};
+  CHECK_OK(sy_experts_apply(waiting->experts, &given, &rows, NULL, 0, NULL));
+  return NULL;
+}
+
+// A kernel takes no experts that another thread is calling.
+static void test_busy_experts(void) {
+  const sy_moe_config moe = moe_of(NULL);
+  sy_prepare_finalize* prepare = NULL;
+  CHECK_OK(sy_prepare_finalize_create(NULL, &moe, NULL, NULL, &prepare));
+  Waiting waiting = {.experts = NULL};
+  const sy_expert_functions functions = {.struct_size = sizeof(functions),
+                                         .user = &waiting,
+                                         .name = "waiting",
+                                         .apply = apply_waiting};
+  CHECK_OK(sy_experts_from_functions(&functions, &waiting.experts));
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, call_waiting, &waiting) == 0);
+  while (!atomic_load(&waiting.has_begun)) thrd_yield();
+  sy_kernel* kernel = NULL;
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "another call is using the sy_experts, which must be idle",
+                sy_kernel_create(prepare, waiting.experts, NULL, &kernel));
+  atomic_store(&waiting.may_end, true);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK_OK(sy_experts_destroy(waiting.experts));
+  sy_prepare_finalize_destroy(prepare);
+}
+
 void test_layer(void) {
   CHECK_OK(sy_run_local_ranks(2, run_factory, NULL, NULL));
   test_abandon();
+  test_busy_experts();
   CHECK_OK(sy_run_local_ranks(2, run_kernel, NULL, NULL));
   int fails = 1;
   CHECK_OK(sy_run_local_ranks(2, run_kernel, &fails, NULL));
