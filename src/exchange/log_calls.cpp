@@ -66,4 +66,9 @@ Dispatched log_received(Dispatched received) {
   return received;
 }
 
+void log_kernel(std::string_view call, std::string_view path, int num_ctas) {
+  log(LogLevel::kDebug, "exchange", "{}: a kernel of {} CTAs, rows by way of {}", call, num_ctas,
+      path);
+}
+
 }  // namespace switchyard

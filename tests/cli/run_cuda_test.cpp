@@ -12,6 +12,7 @@
 namespace switchyard::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 TEST(RunCudaTest, WithoutAGpuItSaysWhy) {
@@ -88,6 +89,19 @@ TEST(RunCudaTest, ReportsWhereItRan) {
   EXPECT_EQ(sum, 1024 * 4);
   EXPECT_GT(json["stages"][3]["us"]["median"], 0);
   EXPECT_THAT(run({"--device", "cuda"}).output, HasSubstr("device   cuda: "));
+}
+
+TEST(RunCudaTest, LogsItsKernels) {
+  if (!why_no_cuda().empty()) GTEST_SKIP() << why_no_cuda();
+  const CommandResult result =
+      run_command({"env", "SWITCHYARD_LOG_LEVEL=debug", SWITCHYARD_CLI, "run", "--model",
+                   SWITCHYARD_DATA_DIR "/tiny-moe", "--device", "cuda", "--engine", "local",
+                   "--ranks", "2", "--prepare", "elastic_decode"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  for (const char* call : {"dispatch", "combine"}) {
+    EXPECT_THAT(result.error, ContainsRegex("debug exchange: " + std::string(call) +
+                                            ": a kernel of [1-9][0-9]* CTAs, rows by way of "));
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "core/settings.h"
 #include "cuda/base/check.h"
+#include "exchange/log_calls.h"
 #include "exchange/push/push_exchange.h"
 #include "exchange/push/received_memory.h"
 
@@ -15,6 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kZeroByte = 0;
+constexpr const char* kDirectPath = "final places";  // in the log
 
 }  // namespace
 
@@ -72,6 +74,8 @@ void PushExchange::launch_direct_rows(const Slot& slot, cuda::Phases phases, Str
   const KernelRoom room = room_.of(stream);
   args.grid =
       cuda::direct_dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
+  log_kernel("dispatch", kDirectPath,
+             args.grid.num_ctas(cuda::sends(phases), cuda::receives(phases)));
   cuda::launch_direct_dispatch(args, phases, room.is_programmatic && is_short(slot), stream.get());
 }
 
@@ -81,6 +85,8 @@ void PushExchange::launch_direct_return(const Slot& slot, const PushCombine& cal
   const KernelRoom room = room_.of(stream);
   args.grid = cuda::direct_combine_grid(grid_request(slot, room, phases), args.layout,
                                         slot.dispatch.tokens.count);
+  log_kernel("combine", kDirectPath,
+             args.grid.num_ctas(cuda::sends(phases), cuda::receives(phases)));
   cuda::launch_direct_combine(args, phases, room.is_programmatic && is_short(slot), stream.get());
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/exchange/row_sources.h"
 #include "cuda/exchange/stage_log.h"
 #include "exchange/check_returns.h"
+#include "exchange/log_calls.h"
 #include "heap/heap.h"
 
 namespace switchyard {
@@ -259,7 +260,8 @@ void PushExchange::launch_kernels(const Slot& slot, cuda::Phases phases, Stream 
     if (slot.dispatch.is_direct) {
       launch_direct_rows(slot, phases, stream);
     } else {
-      launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream);
+      log_kernel("dispatch", "slots",
+                 launch_rows(slot, token_args(slot.kernels, slot.dispatch), phases, stream));
     }
   }
   if (cuda::receives(phases) && shape_.gathers && shape_.gathers_routing) {
@@ -291,14 +293,15 @@ bool PushExchange::is_short(const Slot& slot) {
          kMaxProgrammaticTokens;
 }
 
-void PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
-                               Stream stream) const {
+int PushExchange::launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                              Stream stream) const {
   const KernelRoom room = room_.of(stream);
   args.grid = cuda::dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
   cuda::record_stages(args, phases);
   // Over hosts it follows an event of the message stream, not only a kernel.
   const bool is_programmatic = room.is_programmatic && is_short(slot) && hosts_ == nullptr;
   cuda::launch_dispatch(args, phases, is_programmatic, stream.get());
+  return args.grid.num_ctas(cuda::sends(phases), cuda::receives(phases));
 }
 
 void PushExchange::check_output(const CombineCall& call) const {
@@ -359,6 +362,8 @@ void PushExchange::launch_return_kernels(const Slot& slot, const PushCombine& ca
   if (slot.dispatch.is_direct) {
     launch_direct_return(slot, call, phases, stream);
   } else if (hosts_ == nullptr) {
+    log_kernel("combine", args.grid.streams ? "slots, streamed" : "slots",
+               args.grid.num_ctas(cuda::sends(phases), cuda::receives(phases)));
     cuda::launch_combine(args, phases, is_programmatic, stream.get());
   } else {
     launch_return_over_hosts(slot, args, phases, stream);

@@ -92,8 +92,9 @@ class PushExchange final : public ExchangeBackend {
   void launch_kernels(const Slot& slot, cuda::Phases phases, Stream stream);
   GridRequest grid_request(const Slot& slot, const KernelRoom& room, cuda::Phases phases) const;
   static bool is_short(const Slot& slot);
-  void launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
-                   Stream stream) const;
+  /// Returns the number of CTAs.
+  int launch_rows(const Slot& slot, cuda::DispatchArgs args, cuda::Phases phases,
+                  Stream stream) const;
   void launch_over_hosts(const Slot& slot, const std::vector<cuda::DispatchArgs>& regions,
                          const DispatchMessage& message, cuda::Phases phases, Stream stream);
   void launch_send(const Slot& slot, cuda::DispatchArgs args, const KernelRoom& room,

@@ -3,6 +3,7 @@
 // The kernels of a call over several hosts, in order; push_hosts.h has what runs between them.
 
 #include "cuda/exchange/stage_log.h"
+#include "exchange/log_calls.h"
 #include "exchange/push/push_exchange.h"
 
 namespace switchyard {
@@ -16,6 +17,7 @@ void PushExchange::launch_over_hosts(const Slot& slot,
   if (cuda::sends(phases)) {
     const bool is_long = message.blocks().size() > 1;
     const KernelRoom room = is_long ? room_.beside_messages(stream) : room_.of(stream);
+    log_kernel("dispatch", "slots and messages between hosts", room.num_ctas);
     const PushHosts::Crossing crossing{index_of(slot), regions,       message,     slot.dispatch,
                                        site_,          room.num_ctas, stream.get()};
     std::uint64_t* const counts_arrive = hosts_->begin_crossing(crossing);
@@ -63,6 +65,8 @@ void PushExchange::launch_return_over_hosts(const Slot& slot, const cuda::Combin
     GridRequest request = grid_request(slot, room_.of(stream), phase);
     request.can_stream = gpu_can_stream_ && cuda::can_stream(part, phase);
     part.grid = cuda::combine_grid(request, part.layout, slot.dispatch.tokens.count);
+    log_kernel("combine", "slots and messages between hosts",
+               part.grid.num_ctas(cuda::sends(phase), cuda::receives(phase)));
     cuda::record_stages(part, phase);
     cuda::launch_combine(part, phase, false, stream.get());
   };
