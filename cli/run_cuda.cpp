@@ -3,6 +3,9 @@
 // The layer of `run` on GPUs. To time the stages, a rank waits for its stream after each, so
 // micro-batches run one after another.
 
+#include <algorithm>
+#include <utility>
+
 #include "switchyard/modular_kernel.h"
 
 #include "core/clock.h"
@@ -10,6 +13,7 @@
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "quant/scheme.h"
 #include "run_layer.h"
 
 namespace switchyard::cli {
@@ -36,10 +40,9 @@ class CudaLayer final : public LayerTarget {
   std::unique_ptr<ModularKernel> make_kernel();
   TensorView upload(const TensorView& host, const Tensor& to);
   Tensor download(const TensorView& device);
+  Tensor download_rows(const TensorView& device, const std::vector<RowOrigin>& origins);
   void inspect(const PrepareArguments& arguments, const Prepared& prepared,
                const TensorView& expert_output, RankResult& result);
-  void dump(const PrepareArguments& arguments, const Prepared& prepared,
-            const TensorView& expert_output);
   std::vector<RowOrigin> row_origins(const PrepareArguments& arguments) const;
   void describe(RankResult& result) const;
 
@@ -104,6 +107,25 @@ Tensor CudaLayer::download(const TensorView& device) {
   return host;
 }
 
+// As download, but copies only the rows that came: a buffer may be many times larger.
+Tensor CudaLayer::download_rows(const TensorView& device, const std::vector<RowOrigin>& origins) {
+  const std::int64_t width = device.shape(device.num_dims() - 1);
+  const std::int64_t num_rows = device.num_elements() / width;
+  Tensor host(device.dtype(), {num_rows, width});
+  const std::size_t row_bytes = device.num_bytes() / static_cast<std::size_t>(num_rows);
+  std::vector<std::int64_t> rows;
+  for (const RowOrigin& origin : origins) rows.push_back(origin.row);
+  std::ranges::sort(rows);
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    for (end = begin + 1; end < rows.size() && rows[end] <= rows[end - 1] + 1; ++end) {
+    }
+    const std::size_t at = static_cast<std::size_t>(rows[begin]) * row_bytes;
+    queue_->copy(host.as<std::byte>() + at, device.as<std::byte>() + at,
+                 static_cast<std::size_t>(rows[end - 1] - rows[begin] + 1) * row_bytes);
+  }
+  return host;
+}
+
 std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& arguments,
                                                       const TensorView& output, RankResult* last) {
   const TensorView hidden = upload(arguments.hidden, hidden_);
@@ -111,10 +133,11 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   const TensorView weights = upload(arguments.topk_weights, topk_weights_);
   const TensorView result(output_.data(), output.dtype(), {output.shape(0), output.shape(1)},
                           output_.device());
+  PrepareArguments on_host;  // of the micro-batch that runs
   if (last != nullptr) {
     describe(*last);
     kernel_->set_inspector([&, last](const Prepared& prepared, const TensorView& rows) {
-      inspect(arguments, prepared, rows, *last);
+      inspect(on_host, prepared, rows, *last);
     });
   }
   std::array<std::int64_t, kNumStages> sample{};
@@ -131,13 +154,15 @@ std::array<std::int64_t, kNumStages> CudaLayer::apply(const PrepareArguments& ar
   for (std::int64_t m = 0; m < count; ++m) {
     const std::int64_t begin = part_begin(num_tokens, count, m);
     const std::int64_t end = part_begin(num_tokens, count, m + 1);
-    PrepareArguments part;
+    on_host = {slice_rows(arguments.hidden, begin, end), slice_rows(arguments.topk_ids, begin, end),
+               slice_rows(arguments.topk_weights, begin, end)};
+    on_host.micro_batch = static_cast<int>(m);
+    on_host.max_tokens = (setup_.run_config.prepare.max_tokens_per_rank + count - 1) / count;
+    PrepareArguments part = on_host;
     part.apply_router_weight_on_input = arguments.apply_router_weight_on_input;
     part.hidden = slice_rows(hidden, begin, end);
     part.topk_ids = slice_rows(ids, begin, end);
     part.topk_weights = slice_rows(weights, begin, end);
-    part.micro_batch = static_cast<int>(m);
-    part.max_tokens = (setup_.run_config.prepare.max_tokens_per_rank + count - 1) / count;
     kernel_->apply(part, slice_rows(result, begin, end), queue_->stream());
   }
   kernel_->check();
@@ -155,28 +180,33 @@ void CudaLayer::inspect(const PrepareArguments& arguments, const Prepared& prepa
   const Tensor total = download(prepared.total_rows);
   const auto num_counts = static_cast<std::size_t>(counts.shape(0));
   add_rows(setup_, *total.as<std::int32_t>(), {counts.as<std::int32_t>(), num_counts}, result);
-  if (!setup_.options.dump.empty()) dump(arguments, prepared, expert_output);
-}
-
-void CudaLayer::dump(const PrepareArguments& arguments, const Prepared& prepared,
-                     const TensorView& expert_output) {
   const ExpertRows& from = prepared.experts;
-  const auto optional = [&](const TensorView& device) {
+  std::vector<RowOrigin> origins = row_origins(arguments);
+  const auto rows_of = [&](const TensorView& device, bool is_wanted = true) {
+    return is_wanted && device.num_bytes() > 0 ? download_rows(device, origins) : Tensor();
+  };
+  const bool dumps = !setup_.options.dump.empty();
+  const auto whole = [&](const TensorView& device) {
     return device.has_value() ? download(device) : Tensor();
   };
-  const Tensor rows = download(from.rows);
-  const Tensor scales = optional(from.scales);
-  const Tensor tensor_scale = optional(from.tensor_scale);
-  const Tensor counts = download(from.num_rows);
-  const Tensor ids = optional(prepared.topk_ids);
-  const Tensor returned = download(expert_output);
+  const Tensor rows = rows_of(from.rows);
+  const Tensor scales = has_row_scales(from.scheme) ? rows_of(from.scales) : whole(from.scales);
+  const Tensor tensor_scale = whole(from.tensor_scale);
+  const Tensor ids = rows_of(prepared.topk_ids, dumps);
+  const Tensor returned = rows_of(expert_output, dumps);
   ExpertRows experts;
   experts.rows = rows;
   experts.scales = scales;
   experts.scheme = from.scheme;
   experts.num_rows = TensorView::of(counts.as<std::int32_t>(), {counts.shape(0)});
   experts.tensor_scale = tensor_scale;
-  dump_rows(setup_, arguments, {experts, ids, returned, row_origins(arguments)});
+  ServedRows served{experts, ids, returned, std::move(origins)};
+  if (tamper_with_rows) tamper_with_rows(served);
+  for (const ReceivedRow& row :
+       describe_rows(served, setup_.config.hidden, arguments.micro_batch)) {
+    result.received.push_back(row);
+  }
+  if (dumps) dump_rows(setup_, arguments, served);
 }
 
 // GPUs keep no list of origins. Rows have the same places as on CPUs, so a CPU exchange of the same
@@ -185,12 +215,17 @@ std::vector<RowOrigin> CudaLayer::row_origins(const PrepareArguments& arguments)
   constexpr std::int64_t kColumns = 16;
   PrepareFinalizeConfig config = setup_.run_config.prepare;
   config.hidden = kColumns;
-  config.scheme = schemes::kNone;
+  config.scheme = config.combine_scheme = schemes::kNone;
+  config.wire_scheme.reset();
   config.static_scale.reset();
+  config.scale_layout = ScaleLayout::kRowMajor;
+  config.defers_input_quant = false;
   const auto twin = make_prepare_finalize(setup_.run_config.kind, setup_.group, config);
   const std::int64_t num_tokens = arguments.hidden.shape(0);
   const Tensor narrow(DType::kBF16, {num_tokens, kColumns});
-  const Prepared prepared = twin->prepare({narrow, arguments.topk_ids, arguments.topk_weights});
+  PrepareArguments same{narrow, arguments.topk_ids, arguments.topk_weights};
+  same.max_tokens = arguments.max_tokens;
+  const Prepared prepared = twin->prepare(same);
   std::vector<RowOrigin> origins = twin->row_origins();
   const bool is_grouped = !prepared.topk_ids.has_value() || prepared.topk_ids.shape(1) == 1;
   const std::int64_t num_rows = prepared.experts.rows.num_elements() / kColumns;

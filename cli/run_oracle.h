@@ -17,7 +17,7 @@ namespace switchyard::cli {
 struct RankTrace {
   Tensor topk_ids;                ///< [T, K] i32, of its tokens
   Tensor topk_weights;            ///< [T, K] f32
-  std::vector<ReceivedRow> rows;  ///< of its experts; empty on GPUs
+  std::vector<ReceivedRow> rows;  ///< of its experts
 };
 
 struct RunTrace {

@@ -34,7 +34,7 @@ struct RankResult {
   Tensor output;                          ///< [T, H], this rank's tokens
   Tensor topk_ids;                        ///< [T, K] i32 of its tokens
   Tensor topk_weights;                    ///< [T, K] f32
-  std::vector<ReceivedRow> received;      ///< of its experts; not on GPUs
+  std::vector<ReceivedRow> received;      ///< of its experts
   RunConfig run_config;
   std::int64_t host_crossings = 0;        ///< rows of its tokens that leave its host
   std::int64_t num_rows = 0;              ///< rows that its experts received

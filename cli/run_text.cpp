@@ -163,13 +163,11 @@ std::string check_line(const RunReport& report) {
                        oracle.difference);
   }
   std::string text = "check: ";
-  if (!report.is_on_gpus()) {
-    text += oracle.compared_rows == oracle.num_rows
-                ? fmt::format("{} received rows", oracle.num_rows)
-                : fmt::format("places of {} received rows, bytes of {}", oracle.num_rows,
-                              oracle.compared_rows);
-    text += oracle.left_out.empty() ? " and " : "";
-  }
+  text += oracle.compared_rows == oracle.num_rows
+              ? fmt::format("{} received rows", oracle.num_rows)
+              : fmt::format("places of {} received rows, bytes of {}", oracle.num_rows,
+                            oracle.compared_rows);
+  text += oracle.left_out.empty() ? " and " : "";
   if (oracle.left_out.empty()) {
     text += fmt::format("{} of {} results", oracle.compared_tokens, report.num_tokens);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What `switchyard run` says of its own result: right runs are right whatever the model and the
-// scheme, one wrong bit is exit code 1, and a reference of another layer is no reference.
+// scheme, one wrong bit is exit code 1, and a reference of another layer is no reference. Built for
+// CPUs, and again for GPUs.
 
 #include <filesystem>
 #include <regex>
@@ -11,6 +12,7 @@
 #include "cli/run_layer.h"
 #include "cli/synthetic_input.h"
 #include "command.h"
+#include "device/cuda_module.h"
 #include "io/safetensors.h"
 #include "quant/scheme.h"
 #include "run_rows.h"
@@ -20,11 +22,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr const char* kDevice = SWITCHYARD_TEST_DEVICE;
+
+#define SKIP_WITHOUT_DEVICE() \
+  if (std::string(kDevice) == "cuda" && !why_no_cuda().empty()) GTEST_SKIP() << why_no_cuda()
+
 // In this process, so that what ranks received can be changed on the way to the comparison.
 CommandResult run_here(const Arguments& extra) {
-  Arguments arguments{"switchyard", "run",   "--model", SWITCHYARD_DATA_DIR "/tiny-moe",
-                      "--engine",   "local", "--ranks", "2",
-                      "--tokens",   "20"};
+  Arguments arguments{"switchyard", "run",   "--model",  SWITCHYARD_DATA_DIR "/tiny-moe",
+                      "--engine",   "local", "--ranks",  "2",
+                      "--tokens",   "20",    "--device", kDevice};
   arguments.insert(arguments.end(), extra.begin(), extra.end());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -56,6 +63,7 @@ void expect_wrong(const Arguments& arguments, const Tamper& tamper, const char* 
 class RunOracleTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(RunOracleTest, OneWrongBitIsExitCodeOne) {
+  SKIP_WITHOUT_DEVICE();
   const QuantScheme scheme = *scheme_from_name(GetParam());
   const std::vector<std::string> classes = {"low_latency", "elastic_prefill", "all_to_all"};
   for (std::size_t i = 0; i < (GetParam() == "fp8_block" ? classes.size() : 1); ++i) {
@@ -98,6 +106,7 @@ INSTANTIATE_TEST_SUITE_P(All, RunOracleTest,
                                          "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"));
 
 TEST(RunOracleTest, AWrongResultOfAnExpertIsExitCodeOne) {
+  if (std::string(kDevice) == "cuda") GTEST_SKIP() << "results return from the memory of the GPU";
   for (const char* scheme : {"none", "nvfp4"}) {
     expect_wrong(
         {"--scheme", scheme},
@@ -110,6 +119,7 @@ TEST(RunOracleTest, AWrongResultOfAnExpertIsExitCodeOne) {
 
 // A bound says nothing about infinity.
 TEST(RunOracleTest, AnInfiniteResultWithinABoundIsExitCodeOne) {
+  if (std::string(kDevice) == "cuda") GTEST_SKIP() << "oneDNN runs on CPUs";
   if (!SWITCHYARD_HAS_ONEDNN) GTEST_SKIP() << "built without oneDNN";
   expect_wrong(
       {"--experts", "onednn"},
@@ -121,6 +131,7 @@ TEST(RunOracleTest, AnInfiniteResultWithinABoundIsExitCodeOne) {
 
 // The bounds of tiny-moe say nothing about other models.
 TEST(RunAccuracyTest, RightRunsOfEveryFamilyAndSchemeAreRight) {
+  SKIP_WITHOUT_DEVICE();
   for (int family = 0; family <= static_cast<int>(SyntheticFamily::kTinyMoe); ++family) {
     const TempFolder folder;
     SyntheticOptions options;
@@ -129,7 +140,8 @@ TEST(RunAccuracyTest, RightRunsOfEveryFamilyAndSchemeAreRight) {
                 write_synthetic_checkpoint(folder.path(), options));
     for (const QuantScheme& scheme : named_schemes()) {
       const nlohmann::json json = run_json(
-          {"--ranks", "2", "--engine", "local", "--scheme", name_of(scheme)}, folder.path());
+          {"--ranks", "2", "--engine", "local", "--scheme", name_of(scheme), "--device", kDevice},
+          folder.path());
       SCOPED_TRACE(std::string(name_of(options.family)) + " " + name_of(scheme));
       EXPECT_EQ(json["ok"], true) << json["check"];
       EXPECT_EQ(json["check"]["compared_rows"], json["check"]["rows"]);
