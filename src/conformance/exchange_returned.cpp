@@ -98,7 +98,7 @@ Tensor Round::row_weights() const {
 Table<float> Round::partial_rows(int rank) const {
   const Table<float> rows = results(rank);
   if (is_major()) {
-    return reference::through(
+    return through_wire(
         test_->combine_scheme,
         reference::reduce_on_rank(batch_, rank, placed(rank).by_expert, rows, true, DType::kF32));
   }
@@ -108,7 +108,7 @@ Table<float> Round::partial_rows(int rank) const {
     partials.data.insert(partials.data.end(), rows.row(p.index).begin(), rows.row(p.index).end());
     ++partials.rows;
   }
-  return reference::through(test_->combine_scheme, partials);
+  return through_wire(test_->combine_scheme, partials);
 }
 
 Table<float> Round::expected_output() const {
@@ -117,7 +117,7 @@ Table<float> Round::expected_output() const {
     std::vector<reference::ExpertMajor> layouts;
     for (int r = 0; r < num_ranks_; ++r) {
       layouts.push_back(placed(r).by_expert);
-      rows.push_back(reference::through(test_->combine_scheme, results(r)));
+      rows.push_back(through_wire(test_->combine_scheme, results(r)));
     }
     return reference::combine_per_expert(batch_, rank_, layouts, rows, test_->output, bias_);
   }

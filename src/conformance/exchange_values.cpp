@@ -58,6 +58,11 @@ Table<float> rounded(DType dtype, Table<float> table) {
   return table;
 }
 
+Table<float> through_wire(const QuantScheme& scheme, const Table<float>& table) {
+  if (!scheme.is_quantized()) return rounded(scheme.dtype, table);
+  return reference::dequantize(scheme, reference::quantize(scheme, table));
+}
+
 std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden) {
   return static_cast<std::size_t>((hidden * bits_of(stored_dtype(scheme)) + 7) / 8);
 }

@@ -23,6 +23,10 @@ Bytes encode(DType dtype, const reference::Table<float>& table, std::int64_t str
 
 reference::Table<float> rounded(DType dtype, reference::Table<float> table);
 
+/// Rows after a trip in this format.
+reference::Table<float> through_wire(const QuantScheme& scheme,
+                                     const reference::Table<float>& table);
+
 /// Elements of one row as the scheme stores them.
 std::size_t element_row_bytes(const QuantScheme& scheme, std::int64_t hidden);
 /// Stored elements, row after row.

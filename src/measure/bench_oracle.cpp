@@ -151,6 +151,10 @@ void BenchOracle::place() {
   });
 }
 
+const std::int32_t* BenchOracle::ids_of(int source, std::int64_t token) const {
+  return batch_.ranks[static_cast<std::size_t>(source)].topk_ids.row(token).data();
+}
+
 std::int64_t BenchOracle::count_wrong_received(const TensorView& rows, const TensorView& scales,
                                                std::span<const std::int32_t> num_rows) const {
   std::int64_t wrong = 0;
@@ -199,34 +203,18 @@ Tensor BenchOracle::row_major_scales(const TensorView& rows, const TensorView& s
   return result;
 }
 
-// The batch without all other tokens, with the values that arrive.
-reference::Batch BenchOracle::alone(const Rows& rows, int source, std::int64_t token) const {
-  const auto hidden = shape_.workload.hidden, num_topk = std::int64_t{shape_.workload.num_topk};
-  const auto one_row = [](const auto& row) { return std::vector(row.begin(), row.end()); };
-  reference::Batch batch = {.num_experts = batch_.num_experts, .ranks = {}};
-  batch.ranks.resize(batch_.ranks.size(), {{0, hidden}, {0, num_topk}, {0, num_topk}});
-  const reference::RankInput& all = batch_.ranks[static_cast<std::size_t>(source)];
-  batch.ranks[static_cast<std::size_t>(source)] = {
-      {1, hidden, one_row(rows.values())},
-      {1, num_topk, one_row(all.topk_ids.row(token))},
-      {1, num_topk, one_row(all.topk_weights.row(token))}};
-  return batch;
-}
-
-// What `rank` returns of the only token of `batch`.
-BenchOracle::Returned BenchOracle::returned_rows(const reference::Batch& batch, int rank) const {
-  Returned returned;
-  returned.placed = reference::dispatch_expanded(batch, rank, 1);
-  returned.rows = reference::Table<float>(returned.placed.num_rows, batch.hidden());
-  const std::int32_t first = batch.first_expert(rank);
-  for (const Position& p : returned.placed.rows) {
-    experts_(first + p.expert, batch.ranks[static_cast<std::size_t>(p.source)].tokens.row(0),
-             returned.rows.row(p.index));
+// Adds one f32 fma chain over the choices of `token` whose experts are in [first, last), k
+// ascending.
+void BenchOracle::add_partial(const Rows& rows, int source, std::int64_t token, std::int32_t first,
+                              std::int32_t last, std::span<float> sum) const {
+  std::vector<float> result(sum.size());
+  const std::int32_t* ids = ids_of(source, token);
+  const auto weights = batch_.ranks[static_cast<std::size_t>(source)].topk_weights.row(token);
+  for (std::size_t k = 0; k < weights.size(); ++k) {
+    if (ids[k] < first || ids[k] >= last) continue;
+    experts_(ids[k], rows.values(), result);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = std::fma(weights[k], result[h], sum[h]);
   }
-  returned.sums =
-      reference::reduce_on_rank(batch, rank, returned.placed, returned.rows, true,
-                                is_expert_major(shape_.layout) ? DType::kF32 : DType::kBF16);
-  return returned;
 }
 
 Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
@@ -234,6 +222,7 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
   Tensor tensor(DType::kBF16, {num_buffer_rows, hidden});
   const std::int32_t first =
       reference::first_expert(shape_.workload.num_experts, shape_.num_ranks, rank_);
+  const auto last = first + static_cast<std::int32_t>(counts_.size());
   Rows rows(shape_, iteration_);
   std::vector<float> row(static_cast<std::size_t>(hidden));
   const Position* loaded = nullptr;
@@ -245,37 +234,98 @@ Tensor BenchOracle::results(std::int64_t num_buffer_rows) const {
     if (is_expert_major(shape_.layout)) {
       experts_(first + p.expert, rows.values(), row);
     } else {
-      row = returned_rows(alone(rows, p.source, p.token), rank_).sums.data;
+      std::fill(row.begin(), row.end(), 0.0f);
+      add_partial(rows, p.source, p.token, first, last, row);
     }
     f32_to_bf16(row.data(), hidden, tensor.as<std::uint16_t>() + p.index * hidden);
   }
   return tensor;
 }
 
-// Rounded, with the shared expert's row, which is added to the rounded sum.
-std::vector<float> BenchOracle::expected_output(const Rows& rows, std::int64_t token) const {
-  const reference::Batch batch = alone(rows, rank_, token);
-  const bool is_per_expert = shape_.reduce == Reduce::kPerExpert;
-  std::vector<reference::ExpertMajor> placed;
-  std::vector<reference::Table<float>> home;
-  for (int r = 0; r < shape_.num_ranks; ++r) {
-    Returned returned = returned_rows(batch, r);
-    placed.push_back(std::move(returned.placed));
-    home.push_back(
-        reference::through(shape_.returned, is_per_expert ? returned.rows : returned.sums));
+// What comes home of a returned row.
+void BenchOracle::pass_wire(std::span<float> row) const {
+  const QuantScheme& wire = shape_.returned;
+  if (!wire.is_quantized()) {
+    for (float& x : row) x = round_bf16(x);
+    return;
   }
-  std::vector<int> hosts = shape_.hosts;
-  hosts.resize(static_cast<std::size_t>(shape_.num_ranks), 0);
-  reference::Table<float> sum =
-      is_per_expert ? reference::combine_per_expert(batch, rank_, placed, home, DType::kBF16)
-      : shape_.reduce == Reduce::kPerHost
-          ? reference::sum_hosts(batch, rank_, home, hosts, shape_.returned, {}, DType::kBF16)
-          : reference::sum_partials(batch, rank_, home, {}, DType::kBF16);
-  if (!shared_) return sum.data;
-  std::vector<float> row(sum.data.size());
+  const auto hidden = static_cast<std::int64_t>(row.size());
+  std::vector<std::byte> codes(row_bytes(wire, hidden));
+  std::vector<std::byte> scales(scale_row_bytes(wire, hidden));
+  quantize_row(wire, row.data(), DType::kF32, hidden, codes.data(), scales.data());
+  dequantize_row(wire, codes.data(), scales.data(), DType::kBF16, hidden, row.data());
+}
+
+// per_expert: each choice's row returns by itself.
+void BenchOracle::add_choices(const Rows& rows, std::int64_t token, std::span<float> sum) const {
+  std::vector<float> result(sum.size());
+  const std::int32_t* ids = ids_of(rank_, token);
+  const auto weights = batch_.ranks[static_cast<std::size_t>(rank_)].topk_weights.row(token);
+  for (std::size_t k = 0; k < weights.size(); ++k) {
+    if (ids[k] < 0) continue;
+    experts_(ids[k], rows.values(), result);
+    pass_wire(result);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = std::fma(weights[k], result[h], sum[h]);
+  }
+}
+
+// per_expert: one chain over all choices. per_rank: one partial sum per rank, as the wire rounds
+// it, in token-major layouts from bf16; they are added in ascending order of each rank's highest
+// choice. per_host: for each host in ascending order of ranks, rounded once more; then hosts
+// ascending.
+void BenchOracle::expected_output(const Rows& rows, std::int64_t token,
+                                  std::span<float> sum) const {
+  std::fill(sum.begin(), sum.end(), 0.0f);
+  const std::int32_t num_experts = shape_.workload.num_experts;
+  if (shape_.reduce == Reduce::kPerExpert) {
+    add_choices(rows, token, sum);
+    return;
+  }
+  const std::int32_t* ids = ids_of(rank_, token);
+  const auto owner_of = [&](std::int32_t id) {
+    return reference::owner_of(num_experts, shape_.num_ranks, id);
+  };
+  std::vector<int> owners;  // in the order in which their partial sums are added
+  for (std::int32_t k = 0; k < shape_.workload.num_topk; ++k) {
+    if (ids[k] < 0) continue;
+    std::erase(owners, owner_of(ids[k]));
+    owners.push_back(owner_of(ids[k]));
+  }
+  const bool is_per_host = shape_.reduce == Reduce::kPerHost;
+  const auto host_of = [&](int rank) {
+    return shape_.hosts.empty() ? 0 : shape_.hosts[static_cast<std::size_t>(rank)];
+  };
+  if (is_per_host) {
+    std::sort(owners.begin(), owners.end(),
+              [&](int a, int b) { return std::pair(host_of(a), a) < std::pair(host_of(b), b); });
+  }
+  std::vector<float> partial(sum.size());
+  std::vector<float> of_host(sum.size());
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    const int owner = owners[i];
+    const std::int32_t first = reference::first_expert(num_experts, shape_.num_ranks, owner);
+    const std::int32_t count = reference::num_local_experts(num_experts, shape_.num_ranks, owner);
+    std::fill(partial.begin(), partial.end(), 0.0f);
+    add_partial(rows, rank_, token, first, first + count, partial);
+    if (!is_expert_major(shape_.layout)) {
+      for (float& x : partial) x = round_bf16(x);
+    }
+    pass_wire(partial);
+    std::span<float> to = is_per_host ? std::span<float>(of_host) : sum;
+    for (std::size_t h = 0; h < sum.size(); ++h) to[h] += partial[h];
+    const bool is_last = i + 1 == owners.size() || host_of(owners[i + 1]) != host_of(owner);
+    if (!is_per_host || !is_last) continue;
+    pass_wire(of_host);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += of_host[h];
+    std::fill(of_host.begin(), of_host.end(), 0.0f);
+  }
+}
+
+// To the rounded sum.
+void BenchOracle::add_shared(const Rows& rows, std::span<float> sum) const {
+  std::vector<float> row(sum.size());
   shared_(rows.token(), row);
-  for (std::size_t h = 0; h < row.size(); ++h) row[h] += sum.data[h];
-  return row;
+  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = round_bf16(sum[h]) + row[h];
 }
 
 std::int64_t BenchOracle::count_wrong_output(const TensorView& output, std::int64_t max_tokens,
@@ -284,13 +334,15 @@ std::int64_t BenchOracle::count_wrong_output(const TensorView& output, std::int6
   const std::int64_t last = shape_.num_tokens - 1;
   const std::int64_t num_checked =
       max_tokens == 0 ? shape_.num_tokens : std::min(max_tokens, shape_.num_tokens);
-  std::vector<std::uint16_t> want(static_cast<std::size_t>(hidden));
+  std::vector<float> sum(static_cast<std::size_t>(hidden));
+  std::vector<std::uint16_t> want(sum.size());
   Rows rows(shape_, iteration_);
   std::int64_t wrong = 0;
   for (std::int64_t i = 0; i < num_checked; ++i) {
     const std::int64_t t = num_checked == 1 ? 0 : i * last / (num_checked - 1);
     rows.load(rank_, t);
-    const std::vector<float> sum = expected_output(rows, t);
+    expected_output(rows, t, sum);
+    if (shared_) add_shared(rows, sum);
     if (tolerance > 0) {
       wrong +=
           count_far({output.as<const std::uint16_t>() + t * hidden, sum.size()}, sum, tolerance);

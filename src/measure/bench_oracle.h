@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_oracle.h: counts the elements of one rank's iteration that are wrong: what reference/ says
-// about the inputs of BenchBatch, token by token, because tables of a whole batch would not fit.
-// Everything is in host memory; a device target copies its tensors.
+// bench_oracle.h: counts the elements of one rank's iteration that are wrong. Places come from the
+// plain loops of reference/ and values from the functions of BenchBatch, so no measured code takes
+// part. Everything is in host memory; a device target copies its tensors.
 #pragma once
 
 #include <cstdint>
@@ -51,16 +51,15 @@ class BenchOracle {
 
  private:
   class Rows;
-  struct Returned {
-    reference::ExpertMajor placed;
-    reference::Table<float> rows;  ///< of experts
-    reference::Table<float> sums;  ///< per token
-  };
   void place();
   Tensor row_major_scales(const TensorView& rows, const TensorView& scales) const;
-  reference::Batch alone(const Rows& rows, int source, std::int64_t token) const;
-  Returned returned_rows(const reference::Batch& batch, int rank) const;
-  std::vector<float> expected_output(const Rows& rows, std::int64_t token) const;
+  void add_partial(const Rows& rows, int source, std::int64_t token, std::int32_t first,
+                   std::int32_t last, std::span<float> sum) const;
+  void expected_output(const Rows& rows, std::int64_t token, std::span<float> sum) const;
+  void add_choices(const Rows& rows, std::int64_t token, std::span<float> sum) const;
+  void pass_wire(std::span<float> row) const;
+  void add_shared(const Rows& rows, std::span<float> sum) const;
+  const std::int32_t* ids_of(int source, std::int64_t token) const;
 
   BenchShape shape_;
   std::int64_t iteration_;

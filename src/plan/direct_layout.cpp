@@ -2,6 +2,8 @@
 
 #include "plan/direct_layout.h"
 
+#include <algorithm>
+
 #include "core/bytes.h"
 #include "core/round_up.h"
 
@@ -13,7 +15,7 @@ constexpr std::size_t kDirectAlignment = 256;
 
 }  // namespace
 
-DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset,
+DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset, std::int64_t num_rows,
                                 std::size_t received_bytes) {
   const auto ranks = static_cast<std::size_t>(layout.shape.num_ranks);
   const auto tokens = static_cast<std::size_t>(layout.shape.max_tokens);
@@ -30,12 +32,16 @@ DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset,
   direct.num_columns = layout.num_columns();
   direct.counts_offset = part(ranks * ranks, kRecordBytes);
   direct.flags_offset = part(ranks * kMaxDirectSenders, kRecordBytes);
+  direct.ready_offset = part(ranks, kRecordBytes);
   direct.return_flags_offset = part(checked_mul(tokens, columns), kRecordBytes);
   direct.arrival_tokens_offset = part(checked_mul(ranks, tokens), sizeof(std::int32_t));
   direct.arrival_rows_offset =
       part(checked_mul(checked_mul(ranks, tokens), topk), sizeof(std::int32_t));
-  direct.own_rows_offset = part(tokens, sizeof(std::int32_t));
+  direct.placed_rows_offset = part(checked_mul(tokens, ranks), sizeof(std::int32_t));
   direct.received_offset = part(received_bytes, 1);
+  direct.results_offset =
+      part(std::max(static_cast<std::size_t>(num_rows), checked_mul(tokens, columns)),
+           layout.return_stride);
   direct.end = align_up(at, kDirectAlignment);
   return direct;
 }

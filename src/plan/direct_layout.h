@@ -5,10 +5,13 @@
 //
 //   P counts     how many rows each source has for each rank
 //   P flags      of the CTAs of each source: their rows are there
-//   T x columns  flags of returned rows, whose slots are those of push_layout.h
+//   P ready      how each rank returns rows (DirectReturn)
+//   T x columns  flags of returned rows
 //   P x T        what a combine knows of an arrived row: its token, and the row of each choice
-//   T            the row of each own token in the own receive buffer
+//   T x P        the row of each own token at each rank
 //   received     what received_memory.h lays out, where peers store rows
+//   results      rows of this rank's experts, for peers to read; or, where no rank's rows lie
+//                there, the returned rows of own tokens, which peers store
 //
 // Counts and flags are records {value, tag} as in cuda/exchange/wire.cuh and never cleared.
 #pragma once
@@ -21,6 +24,14 @@
 
 namespace switchyard {
 
+/// How a rank returns rows in a combine: announced to every rank before any row, so that all know
+/// what all do.
+enum class DirectReturn : std::uint32_t {
+  kPushes,   ///< to the owners; to where its results would lie, owners may push
+  kCopies,   ///< into its results; each row has a flag
+  kInPlace,  ///< the experts wrote them into its results
+};
+
 /// Senders of a dispatch, at most: each has a flag.
 inline constexpr int kMaxDirectSenders = 512;
 
@@ -29,11 +40,13 @@ struct DirectLayout {
   std::int32_t num_columns = 0;
   std::size_t counts_offset = 0;
   std::size_t flags_offset = 0;
+  std::size_t ready_offset = 0;
   std::size_t return_flags_offset = 0;
   std::size_t arrival_tokens_offset = 0;  ///< [P, T] i32
   std::size_t arrival_rows_offset = 0;    ///< [P, T, K] i32
-  std::size_t own_rows_offset = 0;        ///< [T] i32
+  std::size_t placed_rows_offset = 0;     ///< [T, P] i32; -1: none
   std::size_t received_offset = 0;
+  std::size_t results_offset = 0;
   std::size_t end = 0;  ///< 0: the window has no such part
 
   /// How many rows rank `source` has for rank `to`.
@@ -46,15 +59,19 @@ struct DirectLayout {
     return flags_offset +
            static_cast<std::size_t>(source * kMaxDirectSenders + sender) * kRecordBytes;
   }
+  SWITCHYARD_HOST_DEVICE std::size_t ready(int source) const {
+    return ready_offset + static_cast<std::size_t>(source) * kRecordBytes;
+  }
   SWITCHYARD_HOST_DEVICE std::size_t return_flag(std::int64_t token, int column) const {
     return return_flags_offset +
            static_cast<std::size_t>(token * num_columns + column) * kRecordBytes;
   }
 };
 
-/// Behind `offset` bytes of a window. `received_bytes`: of the receive buffer, equal on every rank.
+/// Behind `offset` bytes of a window. `num_rows`, `received_bytes`: of the receive buffer, equal on
+/// every rank.
 /// Errors: kInvalidArgument when a size overflows.
-DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset,
+DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset, std::int64_t num_rows,
                                 std::size_t received_bytes);
 
 }  // namespace switchyard

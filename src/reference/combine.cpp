@@ -152,7 +152,11 @@ Table<float> sum_hosts(const Batch& batch, int owner, std::span<const Table<floa
         for (std::int64_t h = 0; h < sum.cols; ++h) of_host(token, h) += partials[r](row, h);
       }
     }
-    of_host = through(wire, std::move(of_host));
+    if (wire.is_quantized()) {
+      of_host = dequantize(wire, quantize(wire, of_host));
+    } else {
+      round_all(of_host, wire.dtype);
+    }
     for (std::int64_t t = 0; t < sum.rows; ++t) {
       for (std::int64_t h = 0; is_served[static_cast<std::size_t>(t)] && h < sum.cols; ++h) {
         sum(t, h) += of_host(t, h);

@@ -230,12 +230,6 @@ Table<float> dequantize(const QuantScheme& scheme, const QuantizedRows& rows) {
   return x;
 }
 
-Table<float> through(const QuantScheme& scheme, Table<float> rows) {
-  if (scheme.is_quantized()) return dequantize(scheme, quantize(scheme, rows));
-  for (float& x : rows.data) x = round_to(scheme.dtype, x);
-  return rows;
-}
-
 Table<std::uint8_t> stored_elements(const QuantScheme& scheme, const QuantizedRows& rows) {
   if (scheme.dtype != DType::kE2M1) return rows.elements;
   Table<std::uint8_t> bytes(rows.elements.rows, rows.elements.cols / 2);

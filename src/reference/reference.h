@@ -160,9 +160,6 @@ QuantizedRows quantize(const QuantScheme& scheme, const Table<float>& x,
 /// element * scale in f32, rounded once.
 Table<float> dequantize(const QuantScheme& scheme, const QuantizedRows& rows);
 
-/// What arrives of rows that travel as `scheme`; rounded to its dtype where it does not quantize.
-Table<float> through(const QuantScheme& scheme, Table<float> rows);
-
 /// The bytes of the elements as stored: [N, H], or [N, H / 2] for e2m1.
 Table<std::uint8_t> stored_elements(const QuantScheme& scheme, const QuantizedRows& rows);
 

@@ -20,6 +20,7 @@ struct DirectDispatchArgs : DispatchArgs {
 struct DirectCombineArgs : CombineArgs {
   DirectLayout direct;
   FastDivisor by_owners;  ///< whom rows return to: peers, and this rank unless reads_own
+  DirectReturn way = DirectReturn::kPushes;  ///< not set where only the receive phase is launched
   /// Rows of own tokens are added where the experts wrote them: one launch does both phases.
   bool reads_own = false;
 };

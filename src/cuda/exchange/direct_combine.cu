@@ -12,8 +12,10 @@ constexpr std::size_t kOwnShared = 2048;
 template <bool kIsCommon>
 void launch_direct(const DirectCombineArgs& args, Phases phases, bool programmatic,
                    cudaStream_t stream) {
-  const std::size_t shared =
-      kIsCommon && (sends(phases) || phases == Phases::kNone) ? kReturnRingBytes : 0;
+  const std::size_t shared = kIsCommon && (phases == Phases::kNone ||
+                                           (sends(phases) && args.way != DirectReturn::kInPlace))
+                                 ? kReturnRingBytes
+                                 : 0;
   const auto kernel = direct_combine_kernel<kIsCommon>;
   if (phases == Phases::kNone && kIsCommon) allow_shared_memory(kernel, shared, "combine");
   const int ctas = phases == Phases::kNone ? 1 : args.grid.num_senders;

@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// direct_combine.cuh: the combine of calls that direct_dispatch.cuh dispatched. Some warps of each
-// CTA return rows to their owners, one after another, each with a flag behind it; they take what is
-// left and wait for no peer, so any CTAs that run return everything. The other warps sum own
-// tokens: rows of peers from their slots, which they empty for dispatches of the other kind, own
-// rows from where the experts wrote them.
+// direct_combine.cuh: the combine of calls that direct_dispatch.cuh dispatched. Every rank first
+// announces how it returns rows (DirectReturn) and learns it of all others:
+//
+//   in place  its rows lie in its window, complete since the kernels ahead have ended. Their owners
+//             read them there.
+//   copies    some warps of each CTA copy its rows into its window, each with a flag at its owner,
+//             who reads it there
+//   pushes    if all ranks do: the same warps store rows at their owners, each with a flag behind
+//             it. Otherwise the rank copies.
+//
+// Warps that copy or push take what is left, so any CTAs that run return everything; the other
+// warps sum own tokens. CTA 0 announces before it waits, and waits are for announcements and for
+// rows only.
+//
+// One set of results suffices, and none of it is cleared. A rank stores into results of call n (its
+// experts or a copy in its own, a push in those of an owner) after its dispatch n, which has read
+// the counts of n, or their announcement, of every rank. A rank sends those in its dispatch n,
+// after its combine n - 1 has ended. So all that read any results in n - 1 have ended: owners that
+// read rows of peers, and the rank that was pushed to. Within a combine, results are pushed to only
+// if no rank has rows there. Announcements and flags of n are overwritten in combine n + 1,
+// likewise after every combine n has ended.
 #pragma once
 
 #include "cuda/base/launch.h"
@@ -20,6 +36,60 @@ inline constexpr int kReturnStageBytes = 16384;
 inline constexpr std::size_t kReturnRingBytes =
     std::size_t{kReturningWarps} * kReturnStages * kReturnStageBytes;
 
+/// How all ranks return rows.
+struct ReturnWays {
+  DirectReturn of[kMaxPushRanks];
+};
+
+/// Announces this rank's way, and learns those of all ranks where rows are to be received. One
+/// thread per rank. False: gave up.
+__device__ __forceinline__ bool announce_way(const DirectCombineArgs& a, std::uint64_t call,
+                                             bool sends, bool receives, ReturnWays& ways) {
+  const auto peer = static_cast<int>(threadIdx.x);
+  if (peer >= a.ownership.num_ranks) return true;
+  if (sends && blockIdx.x == 0) {
+    __threadfence_system();  // behind the rows that kernels ahead have stored
+    store_record(a.windows.base[peer] + a.direct.ready(a.rank), static_cast<std::uint32_t>(a.way),
+                 tag_of(call));
+  }
+  if (!receives) return true;
+  const std::byte* record = a.windows.base[a.rank] + a.direct.ready(peer);
+  Spin spin;
+#pragma unroll 1
+  for (;;) {
+    const std::uint64_t seen = load_acquire_sys_u64(record);
+    if (static_cast<std::uint32_t>(seen >> 32) == tag_of(call)) {
+      ways.of[peer] = static_cast<DirectReturn>(static_cast<std::uint32_t>(seen));
+      return true;
+    }
+    const auto what = [&] { return WaitFor{WaitPlace::kReturnedRow, peer, -1, call}; };
+    if (!spin.again(a.watch, what)) return false;
+  }
+}
+
+__device__ __forceinline__ bool all_ranks_push(const DirectCombineArgs& a, const ReturnWays& ways,
+                                               int lane) {
+  const auto stays = [&](int rank) {
+    return rank < a.ownership.num_ranks && ways.of[rank] != DirectReturn::kPushes;
+  };
+  static_assert(kMaxPushRanks == 2 * kLanes);
+  return !__any_sync(kAllLanes, stays(lane) || stays(lane + kLanes));
+}
+
+/// Where a row lies in a window: pushed to the owner of its token, or copied by the rank that has
+/// it. In whole chunks.
+__device__ __forceinline__ std::byte* pushed_row(const DirectCombineArgs& a, std::byte* window,
+                                                 int token, std::uint32_t column) {
+  const std::uint32_t row =
+      static_cast<std::uint32_t>(token) * static_cast<std::uint32_t>(a.direct.num_columns) + column;
+  return window + a.direct.results_offset + std::uint64_t{row} * a.layout.return_stride;
+}
+__device__ __forceinline__ std::byte* copied_row(const DirectCombineArgs& a, std::byte* window,
+                                                 std::int32_t row) {
+  return window + a.direct.results_offset +
+         std::uint64_t{static_cast<std::uint32_t>(row)} * a.layout.return_stride;
+}
+
 /// A row on its way back.
 struct ReturnedRow {
   std::int32_t row;  ///< of the receive buffer
@@ -30,13 +100,14 @@ struct ReturnedRow {
 /// What is left to return, for one warp after another; the next one is asked for ahead.
 class RowsToReturn {
  public:
+  /// `first`: what lane 0 has taken before.
   __device__ __forceinline__ RowsToReturn(const DirectCombineArgs& a,
-                                          const std::int32_t* num_arrivals, int lane)
-      : a_(a), num_arrivals_(num_arrivals), lane_(lane), slots_(a.layout) {
+                                          const std::int32_t* num_arrivals, bool all_push,
+                                          int first, int lane)
+      : a_(a), num_arrivals_(num_arrivals), all_push_(all_push), lane_(lane), next_(first) {
     const int most = __reduce_max_sync(
         kAllLanes, max(num_arrivals[lane], num_arrivals[lane + kMaxPushRanks - kLanes]));
     num_rows_ = most * static_cast<int>(a.by_owners.divisor);
-    request();
   }
   /// False: nothing is left.
   __device__ __forceinline__ bool take(ReturnedRow& to) {
@@ -57,8 +128,8 @@ class RowsToReturn {
       const int column = a_.layout.column(a_.rank, k);
       std::byte* window = a_.windows.base[owner];
       to.row = __shfl_sync(kAllLanes, from.row, k);
-      to.slot = window + slots_.at(a_.layout, from.token, 0) +
-                std::uint64_t{static_cast<std::uint32_t>(column)} * a_.layout.return_stride;
+      to.slot = all_push_ ? pushed_row(a_, window, from.token, static_cast<std::uint32_t>(column))
+                          : copied_row(a_, a_.windows.base[a_.rank], to.row);
       to.flag = window + a_.direct.return_flag(from.token, column);
       return true;
     }
@@ -71,10 +142,10 @@ class RowsToReturn {
 
   const DirectCombineArgs& a_;
   const std::int32_t* num_arrivals_;
+  bool all_push_;
   int lane_;
-  ReturnSlots slots_;
   int num_rows_ = 0;
-  int next_ = 0;  ///< in lane 0
+  int next_;  ///< in lane 0
 };
 
 /// Behind all stores of a row that this thread knows to be complete.
@@ -197,36 +268,68 @@ __device__ __forceinline__ void return_any_rows(const DirectCombineArgs& a, Rows
   }
 }
 
-/// A partial sum of a token: lane i has the i-th.
-struct DirectPartial {
-  const std::byte* from;
-  bool is_slot;  ///< of a peer, with a flag; else an own row
+/// What lanes know of a token: lane i of its i-th partial sum, and of its rows at ranks i and
+/// i + 32. Loaded ahead.
+struct DirectToken {
+  std::int32_t count;
+  std::int32_t column;
+  std::int32_t rank;
+  std::int32_t rows[2];
 
-  __device__ __forceinline__ DirectPartial(const DirectCombineArgs& a, const ReturnSlots& slots,
-                                           const TokenPartials& of, int token, int lane)
-      : from(nullptr), is_slot(lane < of.count) {
-    if (!is_slot) return;
-    std::byte* own = a.windows.base[a.rank];
-    if (a.reads_own && peer_of(a, token, lane) == a.rank) {
-      const auto* rows = reinterpret_cast<const std::int32_t*>(own + a.direct.own_rows_offset);
-      from = a.results.data + rows[token] * a.results.stride;
-      is_slot = false;
-      return;
+  __device__ __forceinline__ DirectToken(const DirectCombineArgs& a, int token, int lane) {
+    const std::int64_t at = std::int64_t{token} * a.num_topk + lane;
+    count = a.state.num_partials[token];
+    column = lane < a.num_topk ? a.state.columns[at] : 0;
+    rank = lane < a.num_topk ? a.state.partial_ranks[at] : 0;
+    const int num_ranks = a.ownership.num_ranks;
+    const auto* placed = reinterpret_cast<const std::int32_t*>(a.windows.base[a.rank] +
+                                                               a.direct.placed_rows_offset) +
+                         std::int64_t{token} * num_ranks;
+    rows[0] = lane < num_ranks ? placed[lane] : -1;
+    rows[1] = lane + kLanes < num_ranks ? placed[lane + kLanes] : -1;
+  }
+};
+
+/// Where lane i finds the i-th partial sum of a token.
+struct DirectPartial {
+  enum class Form : std::uint8_t { kWire, kInPlace, kOwn };
+  const std::byte* from;
+  Form form;
+  bool has_flag;
+
+  __device__ __forceinline__ DirectPartial(const DirectCombineArgs& a, const ReturnWays& ways,
+                                           bool all_push, const DirectToken& of, int token,
+                                           int lane)
+      : from(nullptr), form(Form::kWire), has_flag(false) {
+    const int rank = lane < of.count ? of.rank : 0;
+    const std::int32_t low = __shfl_sync(kAllLanes, of.rows[0], rank % kLanes);
+    const std::int32_t high = __shfl_sync(kAllLanes, of.rows[1], rank % kLanes);
+    const std::int32_t row = rank < kLanes ? low : high;
+    if (lane >= of.count) return;
+    if (a.reads_own && rank == a.rank) {
+      from = a.results.data + row * a.results.stride;
+      form = Form::kOwn;
+    } else if (ways.of[rank] == DirectReturn::kInPlace) {
+      from = a.windows.base[rank] + a.direct.results_offset + row * (2 * a.layout.shape.hidden);
+      form = Form::kInPlace;
+    } else {
+      has_flag = true;
+      from = all_push ? pushed_row(a, a.windows.base[a.rank], token,
+                                   static_cast<std::uint32_t>(of.column))
+                      : copied_row(a, a.windows.base[rank], row);
     }
-    from = own + slots.at(a.layout, token, 0) + std::uint64_t{of.column} * a.layout.return_stride;
   }
   /// False: a lane gave up.
   __device__ __forceinline__ bool wait(const DirectCombineArgs& a, std::uint64_t call,
-                                       const TokenPartials& of, int token, int lane) const {
+                                       const DirectToken& of, int token) const {
     bool is_good = true;
-    if (is_slot) {
-      const std::byte* flag =
-          a.windows.base[a.rank] + a.direct.return_flag(token, static_cast<int>(of.column));
+    if (has_flag) {
+      const std::byte* flag = a.windows.base[a.rank] + a.direct.return_flag(token, of.column);
       Spin spin;
 #pragma unroll 1
       while (static_cast<std::uint32_t>(load_acquire_sys_u64(flag) >> 32) != tag_of(call)) {
         is_good = spin.again(a.watch, [&] {
-          return WaitFor{WaitPlace::kReturnedRow, peer_of(a, token, lane), token, call};
+          return WaitFor{WaitPlace::kReturnedRow, of.rank, token, call};
         });
         if (!is_good) break;
       }
@@ -235,14 +338,22 @@ struct DirectPartial {
     __syncwarp();
     return all_are;
   }
-
- private:
-  __device__ static __forceinline__ int peer_of(const DirectCombineArgs& a, int token, int lane) {
-    return a.state.partial_ranks[std::int64_t{token} * a.num_topk + lane];
-  }
 };
 
-/// Adds some partial sums to kChunks chunks of a token, in order, and empties their slots.
+/// A lane's part of a row that is not in wire form.
+__device__ __forceinline__ void load_any(const DirectCombineArgs& a, const std::byte* from,
+                                         DirectPartial::Form form, std::int32_t first,
+                                         std::uint32_t (&words)[kVecWords<DType::kBF16>]) {
+  const bool is_own = form == DirectPartial::Form::kOwn;
+  const std::int64_t hidden = a.layout.shape.hidden;
+  const ReturnRowSource row{from, 0, hidden, is_own ? a.results.dtype : DType::kBF16,
+                            is_own ? a.results.are_aligned : hidden % kReturnVecElements == 0};
+  float x[kReturnVecElements];
+  widen_raw(row.dtype, load_raw(row, 0, first, true), x);
+  narrow_vec<DType::kBF16>(x, words);  // as rows of peers travel
+}
+
+/// Adds some partial sums to kChunks chunks of a token, in order.
 template <bool kIsCommon, int kChunks>
 __device__ __forceinline__ void add_partials(const DirectCombineArgs& a, const DirectPartial& of,
                                              int count, int first, int num_chunks, int lane,
@@ -250,44 +361,34 @@ __device__ __forceinline__ void add_partials(const DirectCombineArgs& a, const D
   constexpr int kAtOnce = 2;
   constexpr DType kWire = DType::kBF16;
   const std::size_t at = static_cast<std::size_t>(first) * 2;
-  const unsigned slots = __ballot_sync(kAllLanes, of.is_slot);
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kAtOnce) {
     std::uint32_t words[kAtOnce][kChunks][kVecWords<kWire>] = {};
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const auto* from = reinterpret_cast<const std::byte*>(__shfl_sync(
-          kAllLanes, reinterpret_cast<unsigned long long>(of.from), (begin + i) % kLanes));
+      const int which = (begin + i) % kLanes;
+      const auto* from = reinterpret_cast<const std::byte*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(of.from), which));
+      const auto form = static_cast<DirectPartial::Form>(
+          __shfl_sync(kAllLanes, static_cast<int>(of.form), which));
       if (begin + i >= count) continue;
-      const bool is_slot = (slots >> (begin + i) & 1) != 0;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const std::int32_t element = first + c * kReturnChunkElements;
         const bool is_there = kIsCommon ? c < num_chunks : element < a.layout.shape.hidden;
         if (!is_there) continue;
-        if (kIsCommon || is_slot) {
+        if (kIsCommon || form == DirectPartial::Form::kWire) {
           load_relaxed_sys(from + at + c * kLanes * kUnitBytes, words[i][c]);
         } else {
-          const ReturnRowSource own{from, 0, a.layout.shape.hidden, a.results.dtype,
-                                    a.results.are_aligned};
-          float x[kReturnVecElements];
-          widen_raw(a.results.dtype, load_raw(own, 0, element, true), x);
-          narrow_vec<kWire>(x, words[i][c]);  // as rows of peers travel
+          load_any(a, from, form, element, words[i][c]);
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const auto to = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(of.from),
-                                  (begin + i) % kLanes);
       if (begin + i >= count) continue;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        const std::int32_t element = first + c * kReturnChunkElements;
-        const bool is_there = kIsCommon ? c < num_chunks : element < a.layout.shape.hidden;
-        if (is_there && (slots >> (begin + i) & 1) != 0) {
-          fill_empty<4>(reinterpret_cast<std::byte*>(to) + at + c * kLanes * kUnitBytes);
-        }
         float x[kReturnVecElements];
         widen_words<kWire>(words[i][c], x);
 #pragma unroll
@@ -300,22 +401,25 @@ __device__ __forceinline__ void add_partials(const DirectCombineArgs& a, const D
 /// Sums own tokens, together with the other summing warps of all CTAs.
 template <bool kIsCommon>
 __device__ __forceinline__ void sum_direct_tokens(const DirectCombineArgs& a, std::uint64_t call,
-                                                  int warp, int num_warps) {
+                                                  const ReturnWays& ways, bool all_push, int warp,
+                                                  int num_warps) {
   constexpr int kChunks = kIsCommon ? 2 : 1;
   constexpr DType kWire = DType::kBF16;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int of_token = static_cast<int>(a.grid.by_items.divisor);
   const int num_items = a.sums.num_tokens * of_token;
-  const ReturnSlots slots(a.layout);
+  if (warp >= num_items) return;
+  int token = a.grid.by_items.quotient(warp);
+  DirectToken next(a, token, lane);
 #pragma unroll 1
   for (int item = warp; item < num_items; item += num_warps) {
-    const int token = a.grid.by_items.quotient(item);
+    token = a.grid.by_items.quotient(item);
+    const DirectToken of = next;
     if (item + num_warps < num_items) {
-      TokenPartials::prefetch(a, a.grid.by_items.quotient(item + num_warps));
+      next = DirectToken(a, a.grid.by_items.quotient(item + num_warps), lane);
     }
-    const TokenPartials of(a, token, lane);
-    const DirectPartial partial(a, slots, of, token, lane);
-    if (!partial.wait(a, call, of, token, lane)) return;
+    const DirectPartial partial(a, ways, all_push, of, token, lane);
+    if (!partial.wait(a, call, of, token)) return;
     stamp(a, Stage::kChunkSeen);
     const int first_chunk = (item - token * of_token) * a.grid.chunks_per_item;
     const int end = min(first_chunk + a.grid.chunks_per_item, a.layout.num_return_chunks);
@@ -343,11 +447,14 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   extern __shared__ __align__(128) std::byte memory[];
   __shared__ CallOfCta next;
   __shared__ std::int32_t num_arrivals[kMaxPushRanks];
+  __shared__ ReturnWays ways;
   __shared__ std::uint64_t arrived[kReturningWarps][kReturnStages];
   __shared__ ReturnPart parts[kReturningWarps][kReturnStages];
   const std::uint32_t prefetched = begin_kernel(a);
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int num_returning = sends && a.way != DirectReturn::kInPlace ? kReturningWarps : 0;
+  const int first_taken = warp < num_returning && lane == 0 ? take_combine_share(a.state) : 0;
   std::uint64_t call = 0;
   if (sends) {
     if (!begin_return(a, prefetched, next, num_arrivals, call)) return;
@@ -357,9 +464,10 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
     if (next.has_failed != 0) return;
     call = next.number - 1;
   }
-  const int num_returning = sends ? kReturningWarps : 0;
+  if (__syncthreads_or(!announce_way(a, call, sends, receives, ways)) != 0) return;
+  const bool all_push = receives && all_ranks_push(a, ways, lane);
   if (warp < num_returning) {
-    RowsToReturn rows(a, num_arrivals, lane);
+    RowsToReturn rows(a, num_arrivals, all_push, first_taken, lane);
     if constexpr (kIsCommon) {
       if (lane == 0) {
         for (int s = 0; s < kReturnStages; ++s) init_barrier(&arrived[warp][s]);
@@ -375,7 +483,7 @@ __global__ void __launch_bounds__(kExchangeThreads, kExchangeCtasPerSm)
   } else if (receives) {
     const int summing = cta_warps() - num_returning;
     sum_direct_tokens<kIsCommon>(
-        a, call,
+        a, call, ways, all_push,
         (warp - num_returning) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
         summing * static_cast<int>(gridDim.x));
   }

@@ -98,8 +98,8 @@ __device__ __forceinline__ void receive_counts(const DirectDispatchArgs& a, std:
 __device__ __forceinline__ void find_direct_rows(const DirectDispatchArgs& a, int begin, int end,
                                                  int lane, DirectShared& shared) {
   const int num_ranks = a.ownership.num_ranks;
-  auto* own_rows =
-      reinterpret_cast<std::int32_t*>(a.windows.base[a.rank] + a.direct.own_rows_offset);
+  auto* placed =
+      reinterpret_cast<std::int32_t*>(a.windows.base[a.rank] + a.direct.placed_rows_offset);
   LaneCounts next{shared.next[lane], shared.next[kLanes + lane]};
 #pragma unroll 1
   for (int first = 0; first < kDirectTokens; first += kLanes) {
@@ -112,7 +112,9 @@ __device__ __forceinline__ void find_direct_rows(const DirectDispatchArgs& a, in
       const unsigned going = __ballot_sync(kAllLanes, goes);
       const int number = next.of(d) + __popc(going & ((1u << lane) - 1));
       numbers[d] = goes ? number : -1;
-      if (d == a.rank && token < end) own_rows[token] = goes ? shared.first[d] + number : -1;
+      if (token < end) {
+        placed[std::int64_t{token} * num_ranks + d] = goes ? shared.first[d] + number : -1;
+      }
       next.add(d, lane, __popc(going));
     }
   }

@@ -34,7 +34,7 @@ void PushExchange::plan_direct() {
   if (std::find(all.begin(), all.end(), "slots") != all.end()) return;
   const std::int64_t rows = shape_.exchange.max_buffer_rows;
   shape_.direct =
-      make_direct_layout(shape_.main, shape_.window_bytes,
+      make_direct_layout(shape_.main, shape_.window_bytes, rows,
                          lay_out_received(nullptr, shape_, group_.rank(), rows).num_bytes);
 }
 

@@ -97,6 +97,15 @@ cuda::TokenInput byte_rows(const std::byte* rows, std::int64_t row_bytes, bool a
           .are_aligned = are_aligned};
 }
 
+// A send phase by itself waits for no peer, so it does not learn whether all of them push.
+DirectReturn way_of(const SlotKernels& slot, const PushCombine& call, cuda::Phases phases) {
+  const cuda::ReturnInput& rows = call.results;
+  if (rows.data == direct_results(slot) && rows.dtype == DType::kBF16) {
+    return DirectReturn::kInPlace;
+  }
+  return phases == cuda::Phases::kSend ? DirectReturn::kCopies : DirectReturn::kPushes;
+}
+
 }  // namespace
 
 SlotKernels make_slot_kernels(const SlotKernels& shared, const cuda::PeerTable& windows) {
@@ -268,11 +277,16 @@ cuda::DirectDispatchArgs direct_dispatch_args(const SlotKernels& slot, const Pus
   return {token_args(slot, call), slot.shape->direct};
 }
 
+std::byte* direct_results(const SlotKernels& slot) {
+  return slot.main.windows.base[slot.rank] + slot.shape->direct.results_offset;
+}
+
 cuda::DirectCombineArgs direct_combine_args(const SlotKernels& slot, const PushCombine& call,
                                             cuda::Phases phases) {
   const bool reads_own = phases == cuda::Phases::kBoth;
   const int num_owners = slot.shape->main_ownership.num_ranks - (reads_own ? 1 : 0);
-  return {combine_args(slot, call), slot.shape->direct, cuda::FastDivisor(num_owners), reads_own};
+  return {combine_args(slot, call), slot.shape->direct, cuda::FastDivisor(num_owners),
+          way_of(slot, call, phases), reads_own};
 }
 
 cuda::ReturnWeightsArgs return_weights_args(const SlotKernels& slot, const PushCombine& call) {

@@ -90,6 +90,8 @@ cuda::ScalePlacement scale_placement(const SlotKernels& slot, const PushDispatch
 
 /// Of token_args and combine_args.
 cuda::DirectDispatchArgs direct_dispatch_args(const SlotKernels& slot, const PushDispatch& call);
+/// Where a call's results lie when peers read them: bf16, in rows of the receive buffer.
+std::byte* direct_results(const SlotKernels& slot);
 cuda::DirectCombineArgs direct_combine_args(const SlotKernels& slot, const PushCombine& call,
                                             cuda::Phases phases);
 
