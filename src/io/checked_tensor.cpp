@@ -94,8 +94,8 @@ void widen(const Checkpoint& checkpoint, const std::string& name, const TensorVi
 }
 
 void check_scales(const Checkpoint& checkpoint, const std::string& name, const float* scales,
-                  std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
+                  std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) {
     require(std::isfinite(scales[i]) && scales[i] >= 0, Errc::kMalformedFile,
             "load_moe_layer: element {} of the weight scales {} of {} is {}, want a finite number "
             "from 0",

@@ -40,9 +40,9 @@ void check_expert_dtype(const Checkpoint& checkpoint, const std::string& name,
 /// Checkpoints store biases and scales in several dtypes; callers get f32.
 void widen(const Checkpoint& checkpoint, const std::string& name, const TensorView& view,
            float* out);
-/// Refuses NaN, infinities and negative numbers.
+/// Refuses NaN, infinities and negative numbers among elements [begin, end) of the tensor.
 void check_scales(const Checkpoint& checkpoint, const std::string& name, const float* scales,
-                  std::int64_t count);
+                  std::int64_t begin, std::int64_t end);
 
 /// A tensor of bf16, f16 or f32.
 Tensor load_plain(const Checkpoint& checkpoint, const std::string& name,

@@ -55,6 +55,19 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
+// A file with weights, or the index of such files; empty: there is none. What a trainer keeps
+// beside them, for example training_args.bin, comes last.
+std::string weights_of_another_format(const std::string& folder) {
+  constexpr std::string_view kTorchName = "pytorch_model";
+  std::vector<std::string> found = files_in(folder, {".bin", ".pt", ".pth", ".gguf"});
+  if (exists(folder + "/pytorch_model.bin.index.json"))
+    found.push_back("pytorch_model.bin.index.json");
+  const auto named = std::ranges::find_if(
+      found, [&](const std::string& name) { return name.starts_with(kTorchName); });
+  if (named != found.end()) return *named;
+  return found.empty() ? "" : found.front();
+}
+
 }  // namespace
 
 CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string& file) {
@@ -106,12 +119,11 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path), folder_(path) {
     files_.resize(index_.files.size());
   } else {
     const std::vector<std::string> found = files_in(path, {".safetensors"});
-    const std::vector<std::string> others =
-        found.empty() ? files_in(path, {".bin", ".pt", ".pth", ".gguf"}) : found;
-    require(!found.empty() || others.empty(), Errc::kInvalidArgument,
+    const std::string other = found.empty() ? weights_of_another_format(path) : "";
+    require(other.empty(), Errc::kInvalidArgument,
             "checkpoint: {} holds {}, but only *.safetensors files are read; load the model with "
             "transformers and write it with save_pretrained",
-            path, others.empty() ? "" : others.front());
+            path, other);
     require(found.size() == 1, Errc::kInvalidArgument,
             "checkpoint: {} has neither {} nor {}, and {} other *.safetensors files, want one",
             path, kSingleName, kIndexName, found.size());

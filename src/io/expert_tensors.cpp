@@ -31,7 +31,7 @@ Tensor load_stack_scales(const Checkpoint& checkpoint, const Stack& stack, std::
   for (std::size_t i = 0; i < num_local; ++i) {
     float* to = scales.as<float>() + static_cast<std::int64_t>(i) * count;
     widen(checkpoint, names[i], views[i], to);
-    check_scales(checkpoint, names[i], to, count);
+    check_scales(checkpoint, names[i], to, 0, count);
   }
   return scales;
 }

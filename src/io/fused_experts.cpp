@@ -106,10 +106,9 @@ Tensor load_row_scales(const Checkpoint& checkpoint, const FusedTensor& fused,
   const std::int64_t rows = cdiv(range.count, kScaleBlock);
   Tensor result(DType::kF32, {static_cast<std::int64_t>(expert_ids.size()), rows, columns});
   for (std::size_t i = 0; i < expert_ids.size(); ++i) {
-    const float* from =
-        all.as<float>() + (expert_ids[i] * shape[1] + range.first / kScaleBlock) * columns;
-    check_scales(checkpoint, name, from, rows * columns);
-    std::copy_n(from, rows * columns,
+    const std::int64_t first = (expert_ids[i] * shape[1] + range.first / kScaleBlock) * columns;
+    check_scales(checkpoint, name, all.as<float>(), first, first + rows * columns);
+    std::copy_n(all.as<float>() + first, rows * columns,
                 result.as<float>() + static_cast<std::int64_t>(i) * rows * columns);
   }
   return result;

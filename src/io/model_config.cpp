@@ -89,7 +89,8 @@ void read_quantization(const JsonObject& object, const std::string& file, ModelC
   const std::string place = file + ": quantization_config";
   const JsonObject quantization(object.value("quantization_config"), place, kFunction);
   const std::string method = quantization.text_or("quant_method", "");
-  const bool reads_mxfp4 = std::ranges::any_of(config.family->names, &TensorNames::is_mxfp4);
+  const bool reads_mxfp4 = std::ranges::any_of(
+      config.family->names, [](const auto& names) { return names && names->is_mxfp4; });
   config.has_mxfp4_weights = reads_mxfp4 && method == "mxfp4";
   if (config.has_mxfp4_weights) return;
   require(method == "fp8", Errc::kNotSupported,

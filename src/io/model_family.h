@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,8 +74,8 @@ struct ModelFamily {
   ConfigRule layers;   ///< sets config.moe_layers
   ConfigRule shared;   ///< sets shared_intermediate and has_shared_gate; null: no shared expert
   ConfigRule experts = nullptr;  ///< sets activation, has_expert_bias, weighs_input; null: defaults
-  /// As published, and with fused experts as transformers 5 writes them.
-  TensorNames names[2] = {};
+  /// As published, and with fused experts as transformers 5 writes them; families may have one.
+  std::optional<TensorNames> names[2] = {};
 };
 
 /// The family that has this model_type, or null.

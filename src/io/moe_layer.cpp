@@ -48,8 +48,9 @@ std::optional<LayerPlace> find_layer(const Checkpoint& checkpoint, const ModelCo
                                      std::int32_t layer) {
   std::optional<LayerPlace> found;
   for (const char* prefix : kPrefixes) {
-    for (const TensorNames& names : config.family->names) {
-      LayerPlace place = place_of(names, prefix, layer);
+    for (const std::optional<TensorNames>& names : config.family->names) {
+      if (!names) continue;
+      LayerPlace place = place_of(*names, prefix, layer);
       if (!checkpoint.contains(place.router())) continue;
       if (checkpoint.contains(place.first_expert())) return place;
       if (!found.has_value()) found = std::move(place);
@@ -60,7 +61,7 @@ std::optional<LayerPlace> find_layer(const Checkpoint& checkpoint, const ModelCo
 
 // The router of a layer that is not there.
 std::string expected_router(const ModelConfig& config, std::int32_t layer) {
-  return place_of(config.family->names[0], kPrefixes[0], layer).router();
+  return place_of(*config.family->names[0], kPrefixes[0], layer).router();
 }
 
 // For messages.

@@ -74,12 +74,20 @@ TEST(CheckpointTest, FoldersWithoutACheckpoint) {
 // The input of `switchyard run`, which may lie beside a model, is none.
 TEST(CheckpointTest, FilesOfOtherFormatsAreNamed) {
   const TempFolder folder;
+  folder.write("optimizer.bin", "x");
   folder.write("pytorch_model.bin", "x");
   write_one(folder.file("activations.safetensors"), "hidden_states", 1);
   expect_invalid("holds pytorch_model.bin, but only *.safetensors files are read",
                  [&] { Checkpoint checkpoint(folder.path()); });
   write_one(folder.file("other.safetensors"), "w", 1);
   EXPECT_TRUE(Checkpoint(folder.path()).contains("w"));
+  const TempFolder partial;
+  partial.write("pytorch_model.bin.index.json", "{}");
+  expect_invalid("holds pytorch_model.bin.index.json, but", [&] { Checkpoint(partial.path()); });
+  partial.write("optimizer.bin", "x");
+  partial.write("pytorch_model-00002-of-00002.bin", "x");
+  expect_invalid("holds pytorch_model-00002-of-00002.bin, but",
+                 [&] { Checkpoint(partial.path()); });
 }
 
 TEST(CheckpointTest, IndexCannotLeaveTheFolder) {

@@ -121,6 +121,11 @@ TEST(MoeLayerLayoutsTest, FusedScalesAreSplit) {
   expect(experts.up_scale, {7, 8});
   EXPECT_EQ(experts.down_scale.view().describe(), "f32 [1, 2, 1]");
   expect(experts.down_scale, {3, 4});
+  tensors[block + "experts.gate_up_proj_scale_inv"].as<float>()[6] = -1;  // of up of expert 1
+  write_safetensors(folder.file("model.safetensors"), named(tensors));
+  expect_error(Errc::kMalformedFile,
+               "element 6 of the weight scales \"" + block + "experts.gate_up_proj_scale_inv\"",
+               [&] { load(folder.path(), ids); });
 
   folder.write("config.json",
                R"({"model_type": "gpt_oss", "hidden_size": 200, "intermediate_size": 128,
@@ -131,6 +136,20 @@ TEST(MoeLayerLayoutsTest, FusedScalesAreSplit) {
                "is e4m3 [2, 256, 200], want scaled weights as [experts, "
                "outputs, inputs], rows of gate before rows of up",
                [&] { load(folder.path(), ids); });
+}
+
+// Each family has its own names alone; Llama-4's experts are in two tensors.
+TEST(MoeLayerLayoutsTest, NamesOfAnotherFamilyAreNone) {
+  const TempFolder folder;
+  write_synthetic_checkpoint(folder.path(),
+                             {.family = SyntheticFamily::kDeepSeekV3, .num_tokens = 1});
+  const ModelConfig deep_seek = read_model_config(folder.path());
+  ModelConfig config = deep_seek;
+  config.family = find_family("llama4");
+  const Checkpoint checkpoint(folder.path());
+  const std::int32_t layer = deep_seek.moe_layers.front();
+  expect_error(Errc::kInvalidArgument, "feed_forward.router.weight",
+               [&] { load_moe_layer(checkpoint, config, layer, std::vector<std::int32_t>{0}); });
 }
 
 TEST(MoeLayerLayoutsTest, BiasesThatTheFamilyLacksAreRefused) {
