@@ -42,8 +42,8 @@ enum class Phase : std::uint32_t {
 
 const char* name_of(Phase phase) noexcept;
 
-/// What ranks tell each other together: a call of the program and its step. Equal for ranks that
-/// make the same call, and for no others.
+/// What ranks tell each other in a gather: a call of the program and its step. Equal for ranks that
+/// make the same call, and for no others. A barrier publishes none.
 struct Step {
   Phase phase = Phase::kSetup;
   const char* name = "";
@@ -108,7 +108,8 @@ class Control {
   std::shared_ptr<Store> store_part(const std::string& prefix) const;
 
   /// Collective. Publishes `text` and returns every rank's, by rank. Set-up only.
-  /// Errors: kInvalidArgument on every rank when one is at another step; the group goes on.
+  /// Errors: kInvalidArgument on every rank when one is at another gather, and the group goes on;
+  /// kTimeout, which ends it, when one is elsewhere, for example in a barrier.
   std::vector<std::string> all_gather_text(const Step& step, const std::string& text);
 
   /// The group's `T`, made when it is first asked for; it ends with the group. For what is slow to

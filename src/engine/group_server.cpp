@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "core/log.h"
 #include "transport/network.h"
+#include "transport/raw_socket.h"
 #include "transport/secret.h"
 #include "transport/stream_socket.h"
 
@@ -24,10 +25,9 @@ std::string server_key(const std::vector<Introduction>& ranks) {
   return "server/" + ranks[0].nonce;
 }
 
-bool is_one_machine(const std::vector<Introduction>& ranks) {
-  return std::all_of(ranks.begin(), ranks.end(), [&](const Introduction& rank) {
-    return rank.machine() == ranks[0].machine();
-  });
+bool have_one_loopback(const std::vector<Introduction>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](const Introduction& rank) { return rank.has_loopback_of(ranks[0]); });
 }
 
 }  // namespace
@@ -55,9 +55,8 @@ ServerAddress ServerAddress::parse(const std::string& text) {
 }
 
 std::shared_ptr<StoreServer> serve_group(const ServerHosts& hosts, ServerAddress& address) {
-  constexpr const char* kLoopback = "127.0.0.1";
   std::vector<std::string> found = hosts.met_at;
-  if (hosts.is_one_machine) found = {kLoopback};
+  if (hosts.have_one_loopback) found = {kLoopback};
   std::shared_ptr<StoreServer> server;
   if (!found.empty()) {
     server = StoreServer::start_at(found, address.secret);
@@ -70,7 +69,7 @@ std::shared_ptr<StoreServer> serve_group(const ServerHosts& hosts, ServerAddress
         "SWITCHYARD_STORE names one",
         server->address().port);
   }
-  if (!hosts.first.empty() && !hosts.is_one_machine) found.insert(found.begin(), hosts.first);
+  if (!hosts.first.empty() && !hosts.have_one_loopback) found.insert(found.begin(), hosts.first);
   for (const std::string& host : found) {
     address.addresses.push_back({Address::Kind::kTcp, host, server->address().port});
   }
@@ -118,9 +117,9 @@ ServerAddress share_group_server(const Meeting& meeting, int rank,
   if (rank == 0) {
     ServerAddress address{derived.empty() ? make_secret() : derived, {}};
     const MeetingPlace& place = meeting.place();
-    ServerHosts hosts{is_one_machine(ranks), {}, place.first_host};
+    ServerHosts hosts{have_one_loopback(ranks), {}, place.first_host};
     if (place.met_at) hosts.met_at = place.met_at();
-    require(hosts.is_one_machine || !hosts.met_at.empty() ||
+    require(hosts.have_one_loopback || !hosts.met_at.empty() ||
                 !reachable_addresses(network_interfaces()).empty(),
             Errc::kSystem,
             "group: ranks are on several hosts or in several network namespaces, and that of rank "

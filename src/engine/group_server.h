@@ -25,7 +25,7 @@ struct ServerAddress {
 
 /// Where a group's server may listen.
 struct ServerHosts {
-  bool is_one_machine = false;        ///< all ranks are on this one: 127.0.0.1 alone
+  bool have_one_loopback = false;     ///< all ranks reach this machine's: 127.0.0.1 alone
   std::vector<std::string> met_at{};  ///< else these; empty: every interface, as network.h has them
   std::string first{};                ///< what ranks try first: a name of this machine, or empty
 };

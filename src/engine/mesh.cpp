@@ -163,6 +163,12 @@ bool PeerLink::is_dead() const noexcept {
 
 std::string Introduction::machine() const { return host + "/" + boot_id + "/" + network; }
 
+bool Introduction::has_loopback_of(const Introduction& other) const {
+  const bool is_known = !boot_id.empty() && !network.empty();
+  return is_known ? boot_id == other.boot_id && network == other.network
+                  : machine() == other.machine();
+}
+
 std::string Introduction::host_id() const {
   return host_setting.empty() ? machine() : "=" + host_setting;
 }

@@ -34,6 +34,9 @@ struct Introduction {
 
   /// Equal for ranks of one machine, or of one container.
   std::string machine() const;
+  /// Whether 127.0.0.1 is the same for both: containers of one network namespace may have names of
+  /// their own.
+  bool has_loopback_of(const Introduction& other) const;
   /// Equal for ranks that share a host: by the setting, or else those of one machine.
   std::string host_id() const;
   /// Of the host, for messages.

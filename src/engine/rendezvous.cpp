@@ -2,6 +2,8 @@
 
 #include "engine/rendezvous.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,6 +18,8 @@
 
 namespace switchyard {
 namespace {
+
+constexpr std::int64_t kAnswerMs = 3000;
 
 // What this process serves, by address. Each group that meets there holds a share; without one, a
 // server stays for clients that are ahead, or behind, and ends once it has none.
@@ -94,6 +98,8 @@ std::shared_ptr<Store> connect_to_store(const JoinRequest& request, const StoreS
   const Address address = own != nullptr ? own->local_address() : address_of(request);
   const bool is_taken = ranks.rank == 0 && own == nullptr && serves_store(request);
   try {
+    // A store answers at once, so what does not is none; not worth the whole timeout.
+    if (is_taken) StoreConnection(address, request.secret, std::min(request.timeout_ms, kAnswerMs));
     return std::make_shared<SocketStore>(address, request.secret, request.timeout_ms, is_taken);
   } catch (const Error& error) {
     if (request.control_fd >= 0 || own != nullptr) throw;

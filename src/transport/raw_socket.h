@@ -15,6 +15,9 @@
 
 namespace switchyard {
 
+inline constexpr int kBacklog = 1024;  ///< connections that wait to be accepted
+inline constexpr const char* kLoopback = "127.0.0.1";
+
 /// A socket address of any family.
 struct RawAddress {
   sockaddr_storage storage{};

@@ -18,8 +18,6 @@
 namespace switchyard {
 namespace {
 
-constexpr int kPacketBacklog = 1024;
-
 bool is_peer_gone(int error) { return error == EPIPE || error == ECONNRESET; }
 
 // After a failed send: waits for buffer space or throws.
@@ -95,7 +93,7 @@ std::pair<Fd, std::string> listen_for_packets() {
   address.sun_family = AF_UNIX;
   // Bound without a name, the socket gets an abstract one from the kernel (autobind, unix(7)).
   if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
-      listen(socket.get(), kPacketBacklog) != 0) {
+      listen(socket.get(), kBacklog) != 0) {
     fail_errno("bind", "unix socket");
   }
   socklen_t size = sizeof(address);

@@ -19,9 +19,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kStreamBacklog = 1024;
 constexpr std::int64_t kAddressMs = 2000;
-constexpr const char* kLoopback = "127.0.0.1";
 
 void switch_option(const Fd& socket, int level, int name, int value) {
   setsockopt(socket.get(), level, name, &value, sizeof(value));
@@ -42,8 +40,7 @@ Fd try_to_listen(const RawAddress& address, int& error) {
     if (address.is_loopback()) switch_option(socket, IPPROTO_IP, IP_FREEBIND, 1);
   }
   if (address.host() == "::") switch_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (bind(socket.get(), address.get(), address.size) == 0 &&
-      listen(socket.get(), kStreamBacklog) == 0) {
+  if (bind(socket.get(), address.get(), address.size) == 0 && listen(socket.get(), kBacklog) == 0) {
     return socket;
   }
   error = errno;

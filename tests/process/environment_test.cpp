@@ -215,6 +215,23 @@ TEST(IntroductionTest, SurvivesTheStore) {
   EXPECT_EQ(error_of([] { Introduction::parse("nonsense"); }).code(), Errc::kSystem);
 }
 
+// Where two containers have one network namespace and names of their own.
+TEST(IntroductionTest, LoopbackIsThatOfTheKernelAndTheNetworkNamespace) {
+  auto ranks = introductions(2);
+  ranks[1].host = "another";
+  EXPECT_TRUE(ranks[1].has_loopback_of(ranks[0]));
+  EXPECT_NE(ranks[1].machine(), ranks[0].machine());
+  ranks[1].network = "net:[1]";
+  EXPECT_FALSE(ranks[1].has_loopback_of(ranks[0]));
+  ranks = introductions(2);
+  ranks[1].boot_id = "other";
+  EXPECT_FALSE(ranks[1].has_loopback_of(ranks[0]));
+  for (Introduction& rank : ranks) rank.boot_id = rank.network = "";  // no /proc
+  EXPECT_TRUE(ranks[1].has_loopback_of(ranks[0]));
+  ranks[1].host = "another";
+  EXPECT_FALSE(ranks[1].has_loopback_of(ranks[0]));
+}
+
 TEST(IntroductionTest, RanksOfOtherHostsVersionsAndSizesAreNamed) {
   require_one_job(introductions(3));
   auto ranks = introductions(3);

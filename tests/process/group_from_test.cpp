@@ -4,11 +4,15 @@
 // outer group of the test only starts the processes and keeps them in step.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <signal.h>
 #include <string>
@@ -270,6 +274,39 @@ TEST(GroupFromTest, AddressThatIsInUseIsNamed) {
   const Address taken = bound_address(listeners.at(0), Address::parse("tcp://127.0.0.1:0"));
   expect_error(Errc::kSystem, taken.text() + " is in use, and not by a store",
                [&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
+}
+
+// What listens there says nothing, or closes each connection without a word, as torch's store does,
+// or greets in its own way. None costs the timeout.
+TEST(GroupFromTest, AddressThatSomethingElseServesIsNamedLongBeforeTheTimeout) {
+  for (const char* greeting : {"silent", "", "SSH-2.0-OpenSSH_9.2\r\n"}) {
+    SCOPED_TRACE(greeting);
+    const Address any = Address::parse("tcp://127.0.0.1:0");
+    const std::vector<Fd> listeners = listen_on(any);
+    const Address taken = bound_address(listeners.at(0), any);
+    std::atomic<bool> is_over = false;
+    std::thread other([&, is_silent = std::string(greeting) == "silent"] {
+      std::vector<Fd> held;
+      while (!is_over) {
+        Fd client(accept(listeners.at(0).get(), nullptr, nullptr));
+        if (client.has_value() && !is_silent) {
+          send(client.get(), greeting, std::strlen(greeting), MSG_NOSIGNAL);
+        } else if (client.has_value()) {
+          held.push_back(std::move(client));
+        }
+        poll(nullptr, 0, 1);
+      }
+    });
+    const std::int64_t start = now_ns();
+    const GroupOptions options{.timeout_ms = 30'000, .secret = "sesame"};
+    expect_error(
+        Errc::kSystem,
+        std::strlen(greeting) > 6 ? "does not speak the protocol" : "is in use, and not by a store",
+        [&] { Group::from(0, 2, taken.text(), options); });
+    EXPECT_LT(now_ns() - start, 8'000'000'000);
+    is_over = true;
+    other.join();
+  }
 }
 
 TEST(GroupFromTest, StoreThatNeverAnswersEndsWithTheDeadline) {

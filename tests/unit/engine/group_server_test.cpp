@@ -13,7 +13,7 @@ namespace {
 
 TEST(GroupServerTest, TextNamesSecretAndAddresses) {
   ServerAddress address{make_secret(), {}};
-  const auto server = serve_group({.is_one_machine = true}, address);
+  const auto server = serve_group({.have_one_loopback = true}, address);
   ASSERT_EQ(address.addresses.size(), 1u);
   const ServerAddress read = ServerAddress::parse(address.text());
   EXPECT_EQ(read.secret, address.secret);
@@ -24,7 +24,7 @@ TEST(GroupServerTest, TextNamesSecretAndAddresses) {
 // Rank 0 said where it serves, so an address that refuses is one that nobody serves any more.
 TEST(GroupServerTest, ServerThatIsGoneIsALossAtOnce) {
   ServerAddress address{make_secret(), {}};
-  serve_group({.is_one_machine = true}, address).reset();
+  serve_group({.have_one_loopback = true}, address).reset();
   const std::int64_t start = now_ns();
   test::expect_error(Errc::kPeerLost, "rank 0 was lost",
                      [&] { connect_to_group(address, Deadline::after_ms(20'000), [] {}); });
