@@ -1,4 +1,4 @@
-# Writes OUT, which says of which commit ROOT is, if it says something else now. Empty: no git, or no repository.
+# Writes OUT, which says of which commit ROOT is, if it says something else now. "unknown": no git, or no repository.
 function(ask result)
   execute_process(COMMAND git -c safe.directory=* -C ${ROOT} ${ARGN} OUTPUT_VARIABLE text ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE
                   RESULT_VARIABLE failure)
@@ -17,6 +17,9 @@ if(top STREQUAL root) # not that of a repository around this tree
   if(commit AND changes)
     string(APPEND commit " with changes")
   endif()
+endif()
+if(commit STREQUAL "")
+  set(commit "unknown")
 endif()
 set(text "#include \"core/commit.h\"\n\nconst char* switchyard::build_commit() noexcept { return \"${commit}\"; }\n")
 set(before "")

@@ -64,6 +64,14 @@ def output_of(*command):
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def commit_of_this_copy():
+    """Unknown where this tree has no history of its own, also inside another repository."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    if shutil.which("git") is None or output_of("git", "-C", str(root), "rev-parse", "--show-toplevel") != str(root):
+        return "unknown"
+    return output_of("git", "-C", str(root), "rev-parse", "--short=12", "HEAD") or "unknown"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/device")
@@ -71,7 +79,7 @@ def main():
     parser.add_argument("--limit", type=float, default=360, help="seconds for all")
     parser.add_argument("--python", help="folder with the built package: runs tests/python's GPU tests, too")
     parser.add_argument("--only", help="regular expression of program names")
-    parser.add_argument("--commit", default=output_of("git", "rev-parse", "--short=12", "HEAD") or "unknown")
+    parser.add_argument("--commit", default=commit_of_this_copy())
     parser.add_argument("--output", help="file for the result; logs go beside it")
     options = parser.parse_args()
     if shutil.which("nvidia-smi") is None:

@@ -6,7 +6,8 @@
 
 namespace switchyard {
 
-/// "391c2870a1b2", or "391c2870a1b2 with changes"; empty where it was not built from a repository.
+/// "391c2870a1b2", or "391c2870a1b2 with changes"; "unknown" where it was not
+/// built from a repository.
 const char* build_commit() noexcept;
 
 }  // namespace switchyard
