@@ -181,7 +181,7 @@ class BenchRun {
       const std::string asked = options_.baseline == "nccl" ? options_.baseline : "";
       result = target_->measure(shape, asked, [&] { progress.update(++done); });
     }
-    const std::vector<double> us = measure::slowest_of(group_, result.us);
+    const std::vector<double> us = measure::max_over_ranks(group_, result.us);
     row.p50_us = measure::median(us);
     row.p99_us = measure::percentile(us, 0.99);
     row.min_us = measure::percentile(us, 0);
@@ -191,7 +191,7 @@ class BenchRun {
     row.stages = std::move(result.stages);
     row.num_wrong = measure::sum_of(group_, result.num_wrong);
     const std::int64_t host_bytes = measure::sum_of(group_, result.host_bytes);
-    row.host_us = measure::median(measure::slowest_of(group_, result.host_us));
+    row.host_us = measure::median(measure::max_over_ranks(group_, result.host_us));
     if (result.host_bytes_per_call) {
       row.host_dispatch = host_call(shape, result.host_bytes_per_call->dispatch);
       row.host_combine = host_call(shape, result.host_bytes_per_call->combine);
@@ -211,12 +211,12 @@ class BenchRun {
   HostCall host_call(const measure::BenchShape& shape, std::int64_t bytes) const {
     const double num_calls = static_cast<double>(shape.num_layers) * shape.num_micro_batches;
     const auto sum = static_cast<double>(measure::sum_of(group_, bytes));
-    const double most = measure::slowest_of(group_, {static_cast<double>(bytes)})[0];
+    const double most = measure::max_over_ranks(group_, {static_cast<double>(bytes)})[0];
     return {sum * num_calls / tokens_of(shape), static_cast<std::int64_t>(most)};
   }
 
   void add_baseline(BenchRow& row, const std::vector<double>& own_us) {
-    const std::vector<double> us = measure::slowest_of(group_, own_us);
+    const std::vector<double> us = measure::max_over_ranks(group_, own_us);
     if (!us.empty()) {
       row.baseline = {options_.baseline, row.method, row.shape.operation, row.shape.num_tokens,
                       measure::median(us)};

@@ -167,15 +167,16 @@ RunInput load_file(const std::string& path, const RunOptions& options, const Mod
   return input;
 }
 
-// An element depends on its place in the whole input, so that any split gives the same tokens.
+// Every stride-th token of a range. An element depends on its place in the whole input, so that any
+// split gives the same tokens.
 RunInput make_random(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
-                     std::int64_t end) {
+                     std::int64_t end, std::int64_t stride = 1) {
   RunInput input;
   input.source = fmt::format("random, seed {}", options.seed);
-  input.hidden = Tensor(DType::kBF16, {end - begin, std::int64_t{config.hidden}});
+  input.hidden = Tensor(DType::kBF16, {cdiv(end - begin, stride), std::int64_t{config.hidden}});
   Progress progress("run: random tokens", end - begin, begin == 0 && options.json != "-");
-  for (std::int64_t t = begin; t < end; ++t) {
-    std::uint16_t* row = input.hidden.as<std::uint16_t>() + (t - begin) * config.hidden;
+  for (std::int64_t t = begin; t < end; t += stride) {
+    std::uint16_t* row = input.hidden.as<std::uint16_t>() + (t - begin) / stride * config.hidden;
     for (std::int64_t h = 0; h < config.hidden; ++h) {
       const auto i = static_cast<std::uint64_t>(t * config.hidden + h);
       row[h] = bf16_from_f32(static_cast<float>(random_normal(options.seed, i)));
@@ -222,6 +223,21 @@ RunInput load_run_input(const RunOptions& options, const ModelConfig& config, st
   const std::string path = input_file(options);
   return path.empty() ? make_random(options, config, begin, end)
                       : load_file(path, options, config, begin, end);
+}
+
+Tensor load_run_sample(const RunOptions& options, const ModelConfig& config,
+                       std::int64_t num_tokens, std::int64_t stride) {
+  const std::string path = input_file(options);
+  if (path.empty()) return make_random(options, config, 0, num_tokens, stride).hidden;
+  const InputFile file(path, options, config);
+  const TensorView all = slice_rows(file.hidden(), 0, num_tokens);
+  Tensor sample(all.dtype(), {cdiv(num_tokens, stride), all.shape(1)});
+  const auto row_bytes = static_cast<std::size_t>(all.shape(1) * bits_of(all.dtype()) / 8);
+  for (std::int64_t i = 0; i < sample.shape(0); ++i) {
+    std::memcpy(sample.as<std::byte>() + static_cast<std::size_t>(i) * row_bytes,
+                slice_rows(all, i * stride, i * stride + 1).data(), row_bytes);
+  }
+  return as_dtype(row_dtype(options, config), sample);
 }
 
 RunReference load_run_reference(const RunOptions& options, const ModelConfig& config) {

@@ -54,6 +54,11 @@ void check_run_input(const RunOptions& options, const ModelConfig& config);
 RunInput load_run_input(const RunOptions& options, const ModelConfig& config, std::int64_t begin,
                         std::int64_t end);
 
+/// Every stride-th of the run's first `num_tokens` tokens, as load_run_input gives them. Errors:
+/// those of count_tokens.
+Tensor load_run_sample(const RunOptions& options, const ModelConfig& config,
+                       std::int64_t num_tokens, std::int64_t stride);
+
 /// Errors: those of count_tokens.
 RunReference load_run_reference(const RunOptions& options, const ModelConfig& config);
 

@@ -137,16 +137,7 @@ Batch RunOracle::batch_of(const Part& part, const Table<float>& sample, std::int
 }
 
 Tensor RunOracle::load_sample(std::int64_t stride) const {
-  if (stride == 1) return load_run_input(trace_.options, model_, 0, num_tokens()).hidden;
-  const DType dtype = config_.row_dtype();
-  Tensor sample(dtype, {(num_tokens() + stride - 1) / stride, std::int64_t{model_.hidden}});
-  const auto row_bytes = static_cast<std::size_t>(model_.hidden * bits_of(dtype) / 8);
-  for (std::int64_t i = 0; i < sample.shape(0); ++i) {
-    const RunInput input = load_run_input(trace_.options, model_, i * stride, i * stride + 1);
-    std::memcpy(sample.as<std::byte>() + static_cast<std::size_t>(i) * row_bytes,
-                input.hidden.data(), row_bytes);
-  }
-  return sample;
+  return load_run_sample(trace_.options, model_, num_tokens(), stride);
 }
 
 // Tokens as they are sent where their one weight is applied to them.

@@ -109,7 +109,8 @@ void LayerRun::make_layer(int rank) {
 
 // Of all ranks' tokens.
 float LayerRun::magnitude() const {
-  return static_cast<float>(measure::slowest_of(group_, {largest_finite(input_.hidden)}).front());
+  return static_cast<float>(
+      measure::max_over_ranks(group_, {largest_finite(input_.hidden)}).front());
 }
 
 // Sets ids and weights of this rank's tokens, from the file or the router. Returns nanoseconds.

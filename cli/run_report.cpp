@@ -216,7 +216,7 @@ bool RunReport::is_ok() const { return oracle.is_ok() && (!is_judged() || *rel_l
 
 RunReport gather_report(const Group& group, const RunOptions& options, const RankResult& result) {
   const double received =
-      measure::slowest_of(group, {static_cast<double>(result.received.size())}).front();
+      measure::max_over_ranks(group, {static_cast<double>(result.received.size())}).front();
   const RecordLayout layout = record_layout(result, static_cast<std::size_t>(received));
   RunReport report;
   RunTrace trace{options, result, {}, {}, {}};

@@ -31,8 +31,8 @@ std::vector<double> CallsApart::times() const {
     begins.push_back(call.late_us);
     ends.push_back(call.late_us + call.us);
   }
-  begins = slowest_of(group_, begins);
-  ends = slowest_of(group_, ends);
+  begins = max_over_ranks(group_, begins);
+  ends = max_over_ranks(group_, ends);
   for (std::size_t i = 0; i < ends.size(); ++i) ends[i] -= begins[i];
   return ends;
 }

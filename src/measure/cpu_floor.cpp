@@ -34,7 +34,7 @@ std::atomic<std::uint64_t>& word_of(const Window& window, int rank) {
 
 double fast_trip(const Group& group, const std::vector<double>& trips) {
   group.barrier();
-  return slowest_of(group, {group.rank() == 0 ? percentile(trips, kFast) / 2 : 0}).front();
+  return max_over_ranks(group, {group.rank() == 0 ? percentile(trips, kFast) / 2 : 0}).front();
 }
 
 double window_hop_us(const Group& group) {
@@ -111,7 +111,7 @@ double copy_rate(const Group& group, std::size_t bytes) {
     }
     if (sample >= 0) us.push_back(us_since(start));
   }
-  const double slowest = percentile(slowest_of(group, us), kFast);
+  const double slowest = percentile(max_over_ranks(group, us), kFast);
   return static_cast<double>(bytes * times) / slowest * 1e-3;
 }
 

@@ -34,7 +34,7 @@ double median_us(const Group& group, DeviceMeter& meter, const DeviceWork& work,
                  int num_samples = kNumGpuSamples) {
   std::vector<double> us;
   for (int i = 0; i < num_samples; ++i) us.push_back(meter.time_us(work));
-  return median(slowest_of(group, us));
+  return median(max_over_ranks(group, us));
 }
 
 bool is_everywhere(const Group& group, bool is_here) {

@@ -109,7 +109,7 @@ class CudaTarget : public BenchTarget {
     CudaRun run(group_, *meter_, shape);
     if (shape.operation == Operation::kCombine) {
       const std::vector<double> dispatches = run.times(Operation::kDispatch, [] {});
-      result.us = without(run.times(Operation::kPair, tick), slowest_of(group_, dispatches));
+      result.us = without(run.times(Operation::kPair, tick), max_over_ranks(group_, dispatches));
       result.method += ", pair - dispatch";
     } else {
       result.us = run.times(shape.operation, tick);

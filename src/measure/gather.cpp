@@ -26,13 +26,13 @@ std::vector<T> unpacked(const std::string& text) {
 
 }  // namespace
 
-std::vector<double> slowest_of(const Group& group, const std::vector<double>& values) {
+std::vector<double> max_over_ranks(const Group& group, const std::vector<double>& values) {
   std::vector<double> most = values;
   for (const std::string& text :
-       group.control().all_gather_text({Phase::kSetup, "times"}, packed(values))) {
+       group.control().all_gather_text({Phase::kSetup, "maximum"}, packed(values))) {
     const std::vector<double> other = unpacked<double>(text);
     require(other.size() == most.size(), Errc::kInternal,
-            "slowest_of: {} values, but another rank has {}", most.size(), other.size());
+            "max_over_ranks: {} values, but another rank has {}", most.size(), other.size());
     for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], other[i]);
   }
   return most;

@@ -13,7 +13,7 @@ namespace switchyard::measure {
 
 /// Collective. Returns the elementwise maximum over ranks; every rank passes the same number of
 /// values.
-std::vector<double> slowest_of(const Group& group, const std::vector<double>& values);
+std::vector<double> max_over_ranks(const Group& group, const std::vector<double>& values);
 
 /// Collective. Values of all ranks added up.
 std::int64_t sum_of(const Group& group, std::int64_t value);

@@ -54,7 +54,7 @@ TEST(CpuTargetTest, FloorIsTheSameOnEveryRank) {
       EXPECT_GT(point.gb_per_second, 0);
       values.push_back(point.gb_per_second);
     }
-    EXPECT_EQ(slowest_of(group, values), values);
+    EXPECT_EQ(max_over_ranks(group, values), values);
   });
 }
 
@@ -73,8 +73,8 @@ TEST(CpuTargetTest, WhatDoesNotFitIsLeftOut) {
 TEST(GatherTest, LargestSumAndFirst) {
   test::run_ranks(3, [](const Group& group) {
     const double rank = group.rank();
-    EXPECT_EQ(slowest_of(group, {rank, -rank, 5}), (std::vector<double>{2, 0, 5}));
-    EXPECT_EQ(slowest_of(group, {}), std::vector<double>{});
+    EXPECT_EQ(max_over_ranks(group, {rank, -rank, 5}), (std::vector<double>{2, 0, 5}));
+    EXPECT_EQ(max_over_ranks(group, {}), std::vector<double>{});
     EXPECT_EQ(sum_of(group, group.rank() + 1), 6);
     EXPECT_EQ(first_text(group, group.rank() == 0 ? "" : std::to_string(group.rank())), "1");
     EXPECT_EQ(first_text(group, ""), "");

@@ -28,6 +28,26 @@ TEST(WorkloadTest, NamesHaveTheSizesOfThePublishedConfigs) {
   }
 }
 
+// What `run` reads; the rest in its words.
+TEST(WorkloadTest, QuantizedModelsAreThoseThatRunReads) {
+  const test::TempFolder folder;
+  const auto with = [&](const std::string& quantization) {
+    std::string config = test::kQwen3;
+    config.insert(config.find('{') + 1, "\"quantization_config\": " + quantization + ",");
+    return folder.write("config.json", config);
+  };
+  const std::string fp8 =
+      with(R"({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})");
+  EXPECT_EQ(find_workload(fp8).hidden, find_workload("qwen3-30b").hidden);
+  for (const char* method : {"awq", "gptq", "modelopt", "compressed-tensors", "bitsandbytes"}) {
+    const std::string path = with("{\"quant_method\": \"" + std::string(method) + "\"}");
+    test::expect_error(Errc::kNotSupported,
+                       path + ": quantization_config has quant_method \"" + method +
+                           "\", want \"fp8\"; dequantize the checkpoint first",
+                       [&] { find_workload(path); });
+  }
+}
+
 TEST(WorkloadTest, AllNamesAreFoundAndOthersAreRefused) {
   for (const Workload& workload : named_workloads()) {
     EXPECT_EQ(find_workload(workload.name).hidden, workload.hidden);
