@@ -19,7 +19,6 @@ namespace {
 
 // The stream may have other work ahead of the kernel that counts, whose own wait has the timeout.
 constexpr int kTimeoutsOfHost = 2;
-constexpr std::int64_t kNsPerMs = 1'000'000;
 constexpr int kSpinsPerLook = 1024;
 // Asking the driver takes a lock that threads of other ranks need for their launches.
 constexpr std::int64_t kNsPerQuery = 5 * kNsPerMs;

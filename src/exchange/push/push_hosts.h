@@ -35,6 +35,8 @@
 
 namespace switchyard {
 
+inline constexpr std::int64_t kNsPerMs = 1'000'000;
+
 class PushHosts final : public LinkWatch {
  public:
   /// Collective, with this rank's GPU current; null where all ranks share a host. References must

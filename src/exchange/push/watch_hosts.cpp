@@ -19,9 +19,8 @@
 namespace switchyard {
 namespace {
 
-constexpr std::int64_t kHostNsPerMs = 1'000'000;
 // NCCL may see that a rank is gone before control does, which can name it.
-constexpr std::int64_t kGraceNs = 1000 * kHostNsPerMs;
+constexpr std::int64_t kGraceNs = 1000 * kNsPerMs;
 
 }  // namespace
 
@@ -48,7 +47,7 @@ std::int64_t PushHosts::stay_timeout_ms() const {
 }
 
 std::uint64_t PushHosts::dispatch_timeout_ns() const {
-  return static_cast<std::uint64_t>((timeout_ms_ + timeout_ms_ / 2) * kHostNsPerMs);
+  return static_cast<std::uint64_t>((timeout_ms_ + timeout_ms_ / 2) * kNsPerMs);
 }
 
 // Kernels have deadlines of their own; what NCCL runs on the GPU gets this one.
