@@ -63,8 +63,6 @@ struct SWITCHYARD_API MoEConfig {
 
   std::int64_t intermediate_per_partition() const { return intermediate / parallel.tp_size; }
   bool is_act_and_mul() const { return is_gated(activation); }
-  /// Matrices in the weights of the first GEMM: 2 for gate and up, 1 for up alone.
-  int w13_num_shards() const { return is_act_and_mul() ? 2 : 1; }
 
   std::int32_t tp_size() const { return parallel.tp_size; }
   std::int32_t tp_rank() const { return parallel.tp_rank; }

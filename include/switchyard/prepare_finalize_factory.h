@@ -85,26 +85,4 @@ SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
     const Group& group, const MoEConfig& moe, const QuantConfig& quant,
     const PrepareFinalizeOptions& options = {});
 
-/// The three flags of vLLM's create_flashinfer_prepare_finalize (September 2025).
-struct FlashInferFlags {
-  bool use_dp = false;            ///< ranks have different tokens; false: kLocal
-  bool use_nvfp4 = false;         ///< must equal QuantConfig::use_nvfp4_w4a4()
-  bool enable_alltoallv = false;  ///< with nvfp4: kAllToAll; otherwise kAllGather
-};
-
-/// Chooses by the flags; the backend of `moe` is ignored. With use_dp and without expert
-/// parallelism, kAllGather with slices_experts.
-/// Errors: kInvalidArgument when use_nvfp4 and `quant` disagree or a scale is missing;
-/// kNotSupported for static scales that differ between rows or experts, and for enable_alltoallv
-/// without expert parallelism.
-SWITCHYARD_API PrepareFinalizeChoice choose_flashinfer_prepare_finalize(
-    const FlashInferFlags& flags, const MoEConfig& moe, const QuantConfig& quant,
-    const PrepareFinalizeOptions& options = {});
-
-/// Makes that object. Collective with use_dp.
-/// Errors: kInvalidArgument, kNotSupported, kOutOfMemory.
-SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_flashinfer_prepare_finalize(
-    const Group& group, const FlashInferFlags& flags, const MoEConfig& moe,
-    const QuantConfig& quant, const PrepareFinalizeOptions& options = {});
-
 }  // namespace switchyard

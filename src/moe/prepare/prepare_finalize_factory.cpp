@@ -278,32 +278,4 @@ std::unique_ptr<PrepareFinalize> make_prepare_finalize(const Group& group, const
   return make_choice(group, moe, choose_prepare_finalize(moe, quant, options), options.exchange);
 }
 
-PrepareFinalizeChoice choose_flashinfer_prepare_finalize(const FlashInferFlags& flags,
-                                                         const MoEConfig& moe,
-                                                         const QuantConfig& quant,
-                                                         const PrepareFinalizeOptions& options) {
-  require(flags.use_nvfp4 == quant.use_nvfp4_w4a4(), Errc::kInvalidArgument,
-          "choose_flashinfer_prepare_finalize: use_nvfp4 is {}, but activations are {}",
-          flags.use_nvfp4, name_of(quant.quant_dtype()));
-  if (!flags.use_dp) return choose_local(moe, quant, options);
-  const bool is_all_to_all = flags.use_nvfp4 && flags.enable_alltoallv;
-  if (!moe.use_ep()) {
-    require(
-        !is_all_to_all, Errc::kNotSupported,
-        "choose_flashinfer_prepare_finalize: enable_alltoallv is set without expert parallelism, "
-        "where every rank has a slice of each expert; clear it");
-    return choose_sliced(moe, quant, options);
-  }
-  PrepareFinalizeChoice choice{is_all_to_all ? PrepareKind::kAllToAll : PrepareKind::kAllGather,
-                               sizes_of(moe, quant, options)};
-  return finish(std::move(choice), quant, options);
-}
-
-std::unique_ptr<PrepareFinalize> make_flashinfer_prepare_finalize(
-    const Group& group, const FlashInferFlags& flags, const MoEConfig& moe,
-    const QuantConfig& quant, const PrepareFinalizeOptions& options) {
-  return make_choice(group, moe, choose_flashinfer_prepare_finalize(flags, moe, quant, options),
-                     options.exchange);
-}
-
 }  // namespace switchyard

@@ -31,7 +31,6 @@ TEST(MoEConfigTest, DefaultsAreFilledIn) {
   EXPECT_EQ(config.router_logits_dtype, DType::kBF16);
   EXPECT_EQ(config.hidden_unpadded, 64);
   EXPECT_EQ(config.intermediate_per_partition_unpadded, 0);
-  EXPECT_EQ(config.w13_num_shards(), 2);
   EXPECT_FALSE(config.use_all2all_kernels());
 }
 

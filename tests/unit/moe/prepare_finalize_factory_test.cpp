@@ -369,34 +369,6 @@ TEST(PrepareFinalizeFactoryTest, RoutingTablesTranslateIds) {
                [&] { (void)choose(std::array{1L << 32}); });
 }
 
-TEST(FlashInferFactoryTest, EveryCombinationOfFlags) {
-  const MoEConfig moe = layer(B::kAllGatherReduceScatter);
-  for (const bool use_nvfp4 : {false, true}) {
-    for (const bool all_to_all : {false, true}) {
-      const QuantConfig quant = use_nvfp4 ? nvfp4() : fp8();
-      const auto choose = [&](bool use_dp) {
-        return choose_flashinfer_prepare_finalize({use_dp, use_nvfp4, all_to_all}, moe, quant);
-      };
-      EXPECT_EQ(choose(false).kind, K::kLocal);
-      EXPECT_EQ(choose(true).kind, use_nvfp4 && all_to_all ? K::kAllToAll : K::kAllGather);
-      EXPECT_EQ(choose(true).config.scheme, use_nvfp4 ? schemes::kNvfp4 : schemes::kFp8Tensor);
-      EXPECT_EQ(choose(true).config.wire_scheme, kAsScheme);
-      EXPECT_EQ(choose(true).config.scale_layout,
-                use_nvfp4 ? ScaleLayout::kSwizzled : ScaleLayout::kRowMajor);
-      EXPECT_FALSE(choose(true).config.slices_experts);
-    }
-  }
-  const MoEConfig sliced = layer(B::kAllGatherReduceScatter, 2, 0, false);
-  EXPECT_TRUE(choose_flashinfer_prepare_finalize({true, true, false}, sliced, nvfp4())
-                  .config.slices_experts);
-  expect_error(Errc::kNotSupported, "enable_alltoallv is set without expert parallelism", [&] {
-    (void)choose_flashinfer_prepare_finalize({true, true, true}, sliced, nvfp4());
-  });
-  expect_error(Errc::kInvalidArgument, "use_nvfp4 is true, but activations are fp8_e4m3", [&] {
-    (void)choose_flashinfer_prepare_finalize({true, true, true}, moe, fp8());
-  });
-}
-
 TEST(PrepareFinalizeFactoryTest, TheGroupIsThatOfTheExperts) {
   run_ranks(1, [](const Group& group) {
     expect_error(Errc::kInvalidArgument, "rank 0 of a group of 1, but the configuration says",

@@ -240,19 +240,14 @@ TEST(TokenOrderTest, TheGroupOfSlicesIsTheDataParallelOne) {
     expect_error(Errc::kInvalidArgument, "pass the data-parallel group",
                  [&] { (void)make_prepare_finalize(group, moe, {}); });
     const Group data_parallel = group.split(tp_rank, dp_rank);
-    for (const bool by_flags : {false, true}) {
-      const auto object =
-          by_flags ? make_flashinfer_prepare_finalize(data_parallel, {.use_dp = true}, moe, {})
-                   : make_prepare_finalize(data_parallel, moe, {});
-      const ThreeTokens in;
-      const Prepared prepared = object->prepare(in.arguments());
-      EXPECT_EQ(prepared.experts.rows.shape(0), 6);
-      const Tensor output(DType::kBF16, {3, 2});
-      const auto own = static_cast<float>(1 << group.rank());
-      object->finalize(
-          {output, rows_of(6, 2, std::vector<float>(6, own)), WeightAndReduce::no_op()});
-      EXPECT_THAT(floats_of(output), Each(tp_rank == 0 ? 1.0f + 4.0f : 2.0f + 8.0f));
-    }
+    const auto object = make_prepare_finalize(data_parallel, moe, {});
+    const ThreeTokens in;
+    const Prepared prepared = object->prepare(in.arguments());
+    EXPECT_EQ(prepared.experts.rows.shape(0), 6);
+    const Tensor output(DType::kBF16, {3, 2});
+    const auto own = static_cast<float>(1 << group.rank());
+    object->finalize({output, rows_of(6, 2, std::vector<float>(6, own)), WeightAndReduce::no_op()});
+    EXPECT_THAT(floats_of(output), Each(tp_rank == 0 ? 1.0f + 4.0f : 2.0f + 8.0f));
   });
 }
 
