@@ -238,12 +238,6 @@ class DocsTest(unittest.TestCase):
                          * math.comb(128 - 32 * own, 8) / math.comb(128, 8) for own in range(min(groups, 4) + 1))
             self.assertAlmostEqual(limited, (hosts - 1) * (1 - missed), delta=0.015)
 
-    def test_table_over_tcp_is_that_of_its_results(self):
-        text = read("docs/hosts.md")
-        file = re.search(r"<!-- tools/bench_mpi_tcp.py (\S+) -->", text)[1]
-        made = subprocess.run([sys.executable, ROOT / "tools/bench_mpi_tcp.py", ROOT / file], check=True, capture_output=True, text=True).stdout
-        self.assertIn(made.strip(), text)
-
     def test_picture_of_measurements_is_that_of_the_results(self):
         (files, *_), *_ = measured_tables("README.md")
         made = subprocess.run([sys.executable, ROOT / "tools/bench_chart.py", *(ROOT / file for file in files)], check=True,
