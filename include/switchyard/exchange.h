@@ -134,6 +134,16 @@ class SWITCHYARD_API Exchange {
   void check_output(const DispatchHandle& handle, const TensorView& output,
                     const CombineOptions& options = {}) const;
 
+  /// Memory for what combine is given as `rows`, of the shape of the received rows, in bf16. Every
+  /// exchange has it; GPUs that store rows straight to their places (docs/gpu.md) read results of
+  /// peers there, so that nobody copies them. Ranks need not agree on using it. The caller writes
+  /// it after dispatch_receive and before combine_send, no more after that; with the end of the
+  /// handle its contents are undefined. Where peers do not read it, the first call for each
+  /// in-flight slot takes it, for the largest call.
+  ///
+  /// Errors: kInvalidArgument (the handle has no received rows), kOutOfMemory.
+  TensorView combine_input(const DispatchHandle& handle);
+
   /// Returns expert results to the ranks whose tokens they are.
   ///
   ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous: one for each row of the receive

@@ -300,6 +300,20 @@ void bind_combine(nb::class_<PyExchange>& type) {
            "bias               [T, H] bf16 each, added first\n"
            "shared             [T, H] bf16, added to the rounded sum\n"
            "returned_weights   [T, K] f32, written: what the ranks passed as row_weights")
+      .def(
+          "combine_input",
+          [](const PyExchange& self, nb::handle handle) {
+            const auto exchange = self.live();
+            const Exclusive call = self.call();
+            return tensor_or_none(exchange->combine_input(handle_of(handle).handle), exchange,
+                                  Stream::default_of(exchange->device()));
+          },
+          nb::arg("handle"),
+          nb::sig("def combine_input(self, handle: Handle | Dispatched) -> Tensor"),
+          "Memory for the rows of combine, bf16, of the shape of the received rows: GPUs that "
+          "store "
+          "rows straight to their places read results of peers there. Write it before combine, no "
+          "more after that.")
       .def("combine_send", &combine_send, nb::arg("handle"), nb::arg("rows"), nb::arg("options"),
            nb::sig("def combine_send(self, handle: Handle | Dispatched, rows: Array, *, stream: "
                    "StreamLike = None, rows_are_weighted: bool = False, row_weights: Array | None "

@@ -240,6 +240,14 @@ sy_status sy_combine(sy_dispatch* dispatch, const sy_tensor* rows, const sy_tens
   });
 }
 
+sy_status sy_combine_input(sy_dispatch* dispatch, const sy_tensor** rows) {
+  return call(__func__, [&] {
+    const Open of = open(dispatch);
+    const sy_tensor*& to = out(rows, "rows");
+    to = of.dispatch->combine_input.set(of.exchange->combine_input(of.handle()));
+  });
+}
+
 sy_status sy_combine_send(sy_dispatch* dispatch, const sy_tensor* rows,
                           const sy_combine_options* options, void* stream) {
   return call(__func__, [&] {

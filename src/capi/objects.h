@@ -44,6 +44,7 @@ struct DispatchObject {
   DispatchHandle handle;
   std::optional<Dispatched> received{};
   std::array<HeldTensor, 9> held{};
+  HeldTensor combine_input{};
   std::vector<HeldTensor> held_payloads{};
   std::vector<const sy_tensor*> payloads{};
 };

@@ -52,6 +52,7 @@ class ExchangeBackend {
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
   virtual DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) = 0;
   virtual void check_output(const CombineCall& call) const = 0;
+  virtual TensorView combine_input(const DispatchHandle& handle) = 0;
   virtual void combine_send(const CombineCall& call) = 0;
   virtual void combine_receive(const CombineCall& call) = 0;
   virtual void combine(const CombineCall& call) = 0;

@@ -220,6 +220,10 @@ void Exchange::check_output(const DispatchHandle& handle, const TensorView& outp
   backend.check_output(checked(backend, {handle, {}, output, any_stream, options}));
 }
 
+TensorView Exchange::combine_input(const DispatchHandle& handle) {
+  return open(backend_, "combine_input").combine_input(handle);
+}
+
 void Exchange::combine_send(const DispatchHandle& handle, const TensorView& rows, Stream stream,
                             const CombineOptions& options) {
   ExchangeBackend& backend = open(backend_, "combine_send");

@@ -63,6 +63,13 @@ static void check_counts(sy_dispatch* dispatch, int32_t rank) {
   CHECK(choice[0] == rank && choice[1] == rank);  // expert 0 is the first choice, 3 the second
 }
 
+static void check_input(sy_dispatch* dispatch) {
+  const sy_tensor* input = NULL;
+  CHECK_OK(sy_combine_input(dispatch, &input));
+  CHECK(input->dtype.code == 4 && input->dtype.bits == 16 && input->ndim == 2);
+  CHECK(input->shape[0] == 2 && input->shape[1] == kHidden);
+}
+
 static void check_output(const Token* token, float expected) {
   for (int h = 0; h < kHidden; ++h) CHECK(token->output[0][h] == expected);
 }
@@ -96,6 +103,7 @@ static sy_status run_exchange(void* user, sy_group* group) {
   CHECK(((int32_t*)received.num_rows->data)[rank] == 2);
   CHECK(((int64_t*)received.first_row->data)[0] == 0);
   CHECK(((float*)received.topk_weights->data)[0] == (rank == 0 ? 0.25f : 0.5f));
+  check_input(dispatch);
   CHECK_OK(sy_combine_check(dispatch, &output, NULL));
   CHECK_OK(sy_combine(dispatch, received.rows, &output, NULL, NULL));
   check_output(&token, 0.75f * (float)(rank + 1));

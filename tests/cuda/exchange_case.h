@@ -34,12 +34,13 @@ struct Case {
   DType token_dtype = DType::kBF16;
   bool gives_codes = false;           ///< tokens are quantized before they are dispatched
   DType result_dtype = DType::kBF16;  ///< of the experts' rows, and of every other call's output
-  bool pads_output = false;           ///< the output has a row stride
-  bool has_tiny = false;              ///< zeros, denormals, and weights that make them vanish
-  bool tiny_tokens = false;           ///< of every other call
-  int num_ctas = 0;                   ///< ExchangeOptions::num_ctas
-  std::int64_t host_capacity = 0;     ///< ExchangeOptions
-  bool exact_messages = false;        ///< ExchangeOptions
+  int in_place = 0;  ///< results lie in combine_input: 1 on every rank, 2 on odd ranks and calls
+  bool pads_output = false;        ///< the output has a row stride
+  bool has_tiny = false;           ///< zeros, denormals, and weights that make them vanish
+  bool tiny_tokens = false;        ///< of every other call
+  int num_ctas = 0;                ///< ExchangeOptions::num_ctas
+  std::int64_t host_capacity = 0;  ///< ExchangeOptions
+  bool exact_messages = false;     ///< ExchangeOptions
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

@@ -349,9 +349,25 @@ class ExchangeRun {
                         padded.device());
     };
     const CombineOptions gpu_options = on_gpu(options);
-    combine(gpu_, handles.gpu, arena_.upload(results), output(gpu_sums), arena_.stream(),
-            gpu_options);
-    combine(cpu_, handles.cpu, results, output(sums), Stream::host(), options);
+    TensorView rows = results;
+    TensorView gpu_rows = arena_.upload(results);
+    const bool is_in_place = c_.in_place == 1 || (group_.rank() + call) % 2 == 1;
+    TensorView there;
+    if (c_.in_place != 0) {
+      there = gpu_.combine_input(handles.gpu);
+      group_.barrier();  // it may take memory, for ranks that share a GPU
+    }
+    if (c_.in_place != 0 && is_in_place) {
+      const std::size_t bytes = rows.num_bytes();
+      rows = cpu_.combine_input(handles.cpu);
+      std::memcpy(rows.data(), results.data(), bytes);
+      cuda::check_cuda(cudaMemcpyAsync(there.data(), gpu_rows.data(), bytes,
+                                       cudaMemcpyDeviceToDevice, arena_.stream().get()),
+                       "copy");
+      gpu_rows = there;
+    }
+    combine(gpu_, handles.gpu, gpu_rows, output(gpu_sums), arena_.stream(), gpu_options);
+    combine(cpu_, handles.cpu, rows, output(sums), Stream::host(), options);
     arena_.wait();
     gpu_.check();
     const std::int64_t row_bytes = stride * bits_of(out_dtype) / 8;

@@ -206,6 +206,10 @@ SY_API sy_status sy_combine_send(sy_dispatch* dispatch, const sy_tensor* rows,
                                  const sy_combine_options* options, void* stream);
 SY_API sy_status sy_combine_receive(sy_dispatch* dispatch, const sy_tensor* output,
                                     const sy_combine_options* options, void* stream);
+/// Memory for the rows of sy_combine, in bf16, of the shape of the received rows: GPUs that store
+/// rows straight to their places read results of peers there. Written after the rows were received
+/// and before they are sent. `rows` lasts as long as `dispatch`.
+SY_API sy_status sy_combine_input(sy_dispatch* dispatch, const sy_tensor** rows);
 /// What sy_combine_receive would refuse of these arguments. Sends nothing.
 SY_API sy_status sy_combine_check(sy_dispatch* dispatch, const sy_tensor* output,
                                   const sy_combine_options* options);

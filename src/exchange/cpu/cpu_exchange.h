@@ -38,6 +38,7 @@ class CpuExchange : public ExchangeBackend {
   Dispatched dispatch(const DispatchCall& call) override;
   DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
   void check_output(const CombineCall& call) const override;
+  TensorView combine_input(const DispatchHandle& handle) override;
   void combine_send(const CombineCall& call) override;
   void combine_receive(const CombineCall& call) override;
   void combine(const CombineCall& call) override;

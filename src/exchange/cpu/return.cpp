@@ -6,12 +6,21 @@
 //               one row: the sum of this rank's rows of a token, k ascending, rounded to the wire
 //               type
 
+#include <algorithm>
+
+#include "core/bytes.h"
 #include "cpu/streaming.h"
 #include "exchange/check_returns.h"
 #include "exchange/cpu/cpu_exchange.h"
 #include "quant/rows.h"
 
 namespace switchyard {
+namespace {
+
+constexpr std::int64_t kInputBytes = 2;  // of an element of combine_input
+
+}  // namespace
+
 std::span<const Arrival> CpuExchange::arrivals_of(const Slot& slot, int source) const {
   const ReceivePlan& receive = slot.receive();
   const auto s = static_cast<std::size_t>(source);
@@ -73,6 +82,20 @@ const std::byte* CpuExchange::share_of(const Slot& slot, const Arrival& arrival)
   collect_own(slot, arrival);
   round_to_wire(own_sum_, share_.data());
   return share_.data();
+}
+
+TensorView CpuExchange::combine_input(const DispatchHandle& handle) {
+  Slot& slot = find(handle, Stage::kReceived, "combine_input");
+  const std::int64_t rows = slot.receive().num_buffer_rows;
+  const std::int64_t max_rows = std::max(rows, shape_.max_buffer_rows);
+  const auto bytes =
+      static_cast<std::size_t>(checked_mul(checked_mul(max_rows, config_.hidden), kInputBytes));
+  if (slot.combine_input.size_bytes() < bytes) slot.combine_input = AlignedBuffer(bytes);
+  if (config_.layout != Layout::kBatched) {
+    return TensorView(slot.combine_input.data(), DType::kBF16, {rows, config_.hidden});
+  }
+  return TensorView(slot.combine_input.data(), DType::kBF16,
+                    {shape_.ownership.count(rank_), shape_.receive.capacity, config_.hidden});
 }
 
 void CpuExchange::combine_send(const CombineCall& call) {

@@ -72,6 +72,7 @@ struct CpuSlot {
   AlignedBuffer topk_ids;  ///< of received rows, as the next
   AlignedBuffer weights;
   std::vector<AlignedBuffer> payloads;
+  AlignedBuffer combine_input;   ///< where it was asked for
   TensorView results;            ///< the caller's, until combine_receive
   bool copies_results = false;   ///< combine_send copied those for own tokens
   bool returns_weights = false;  ///< combine_send was given row_weights

@@ -47,6 +47,7 @@ class PushExchange final : public ExchangeBackend {
   Dispatched dispatch(const DispatchCall& call) override;
   DispatchHandle reopen(const DispatchHandle& earlier, Stream stream) override;
   void check_output(const CombineCall& call) const override;
+  TensorView combine_input(const DispatchHandle& handle) override;
   void combine_send(const CombineCall& call) override;
   void combine_receive(const CombineCall& call) override;
   void combine(const CombineCall& call) override;
@@ -66,6 +67,7 @@ class PushExchange final : public ExchangeBackend {
     bool has_memory = false;  ///< on every rank; false: the slot was never used
     cuda::DeviceBuffer buffer;
     cuda::DeviceBuffer received;
+    cuda::DeviceBuffer combine_input;         ///< where it was asked for, and peers do not read it
     std::int64_t num_received_rows = 0;       ///< that there is memory for
     SlotKernels kernels;                      ///< whose memory is that of these two
     std::vector<std::int64_t> rows_per_rank;  ///< where they were counted

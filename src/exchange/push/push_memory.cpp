@@ -215,4 +215,26 @@ void PushExchange::take_received(Slot& slot, std::int64_t num_rows, cudaStream_t
   fill(slot.received, 0, stream);
 }
 
+TensorView PushExchange::combine_input(const DispatchHandle& handle) {
+  const cuda::DeviceGuard guard(device_.index);
+  Slot& slot = find(handle, Stage::kReceived, "combine_input");
+  const std::int64_t hidden = shape_.config.hidden;
+  const bool is_read_by_peers = slot.dispatch.is_direct;
+  if (!is_read_by_peers && slot.combine_input.size_bytes() == 0) {
+    const cuda::BesideCapture beside;
+    const auto rows = static_cast<std::size_t>(max_buffer_rows());
+    const auto row_bytes = static_cast<std::size_t>(hidden) * sizeof(std::uint16_t);
+    slot.combine_input = cuda::DeviceBuffer(checked_mul(rows, row_bytes));
+  }
+  std::byte* memory =
+      is_read_by_peers ? direct_results(slot.kernels) : slot.combine_input.as<std::byte>();
+  if (shape_.config.layout != Layout::kBatched) {
+    return TensorView(memory, DType::kBF16, {slot.dispatch.num_rows, hidden}, device_);
+  }
+  return TensorView(
+      memory, DType::kBF16,
+      {shape_.exchange.ownership.count(group_.rank()), shape_.exchange.receive.capacity, hidden},
+      device_);
+}
+
 }  // namespace switchyard

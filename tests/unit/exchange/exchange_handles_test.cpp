@@ -2,6 +2,7 @@
 //
 // Handles: which ones can be used again, and that an exchange refuses another exchange's handles.
 
+#include <cstring>
 #include <optional>
 
 #include "unit/exchange/small_exchange.h"
@@ -76,6 +77,28 @@ TEST(ExchangeHandlesTest, AHandleIsGivenUpAtAnyStage) {
 }
 
 // Both handles have the same slot and number; they differ only in their exchange.
+TEST(ExchangeHandlesTest, ResultsMayLieInMemoryOfTheExchange) {
+  for (const Layout layout : {Layout::kBatched, Layout::kExpanded, Layout::kCompact}) {
+    run_ranks(2, [&](const Group& group) {
+      ExchangeConfig config = small_config();
+      config.layout = layout;
+      Exchange exchange(group, config);
+      Inputs in;
+      in.token_values.fill(0x3F80);  // 1
+      const Dispatched got = dispatch_inputs(exchange, in);
+      const TensorView& rows = got.experts.rows;
+      const TensorView results = exchange.combine_input(got.handle);
+      EXPECT_EQ(results.describe(), rows.describe());
+      std::memcpy(results.data(), rows.data(), rows.num_bytes());
+      Tensor output(DType::kF32, {2, kHidden});
+      exchange.combine(got.handle, results, output);
+      const float sum = layout == Layout::kCompact ? 1.0f : 2.0f;
+      EXPECT_EQ(output.as<float>()[0], sum);
+      expect_invalid("not alive", [&] { exchange.combine_input(got.handle); });
+    });
+  }
+}
+
 TEST(ExchangeHandlesTest, HandlesOfAnotherExchangeAreRefused) {
   run_ranks(2, [](const Group& group) {
     std::optional<Exchange> other(std::in_place, group, small_config());
