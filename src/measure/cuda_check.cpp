@@ -112,7 +112,8 @@ std::int64_t CudaRun::count_wrong(std::int64_t iteration) {
       rows, scales.view, download<std::int32_t>(meter_, got.experts.num_rows));
 
   const Tensor results = oracle.results(num_rows_);
-  copy_rows(meter_, results_.get(), results.data(), row_bytes_of(results, num_rows_), extents);
+  copy_rows(meter_, results_of(got.handle).data(), results.data(), row_bytes_of(results, num_rows_),
+            extents);
   meter_.run([&](Stream stream) { combine(got.handle, stream); });
   exchange_.check();
   const Tensor output(DType::kBF16, {shape_.num_tokens, shape_.workload.hidden});

@@ -38,6 +38,7 @@ CudaRun::CudaRun(const Group& group, DeviceMeter& meter, const BenchShape& shape
   meter.run([&](Stream stream) {
     const Dispatched got = dispatch(inputs_[0], stream);
     num_rows_ = rows_of(got.experts.rows);
+    if (shape.gives_codes) (void)exchange_.combine_input(got.handle);  // it may take memory
     exchange_.release(got.handle);
   });
   exchange_.check();
@@ -69,9 +70,15 @@ Dispatched CudaRun::dispatch(const DeviceInput& input, Stream stream) {
                             options);
 }
 
+// Those of the work that FlashInfer's exchange does lie where it wants them, as there.
+TensorView CudaRun::results_of(const DispatchHandle& handle) {
+  if (shape_.gives_codes) return exchange_.combine_input(handle);
+  return view(results_, DType::kBF16, {num_rows_, shape_.workload.hidden});
+}
+
 void CudaRun::combine(const DispatchHandle& handle, Stream stream) {
   const std::int64_t hidden = shape_.workload.hidden;
-  exchange_.combine(handle, view(results_, DType::kBF16, {num_rows_, hidden}),
+  exchange_.combine(handle, results_of(handle),
                     view(output_, DType::kBF16, {shape_.num_tokens, hidden}), stream);
 }
 

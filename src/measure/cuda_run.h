@@ -46,6 +46,7 @@ class CudaRun {
   TensorView view(const DeviceMemory& memory, DType dtype,
                   std::initializer_list<std::int64_t> shape) const;
   Dispatched dispatch(const DeviceInput& input, Stream stream);
+  TensorView results_of(const DispatchHandle& handle);
   void combine(const DispatchHandle& handle, Stream stream);
   void poison_output();
   std::vector<double> series(const DeviceWork& work, const std::function<void()>& before,
