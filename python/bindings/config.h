@@ -5,8 +5,10 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -116,12 +118,22 @@ bool set_field(T& config, const std::string& name, nb::handle value) {
   return false;
 }
 
+/// The keywords that set_field knows for each of T, after `others`.
+template <typename... T>
+std::vector<std::string_view> known_keywords(std::initializer_list<std::string_view> others = {}) {
+  std::vector<std::string_view> known(others);
+  [[maybe_unused]] const auto add = [&](const auto& fields) {
+    for (const auto& field : fields) known.push_back(field.name);
+  };
+  (add(fields_of<T>()), ...);
+  return known;
+}
+
 template <typename T>
 void set_fields(T& config, const nb::kwargs& keywords, const char* type) {
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
-    if (!set_field(config, name, value))
-      throw nb::type_error((std::string(type) + " has no " + name).c_str());
+    if (!set_field(config, name, value)) fail_keyword(type, name, known_keywords<T>());
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "core/fail.h"
 #include "core/interrupt.h"
+#include "core/text.h"
 #include "tensors.h"
 
 #include <nanobind/stl/string.h>
@@ -112,6 +113,14 @@ void fail_type(std::string_view name, nb::handle value, std::string_view type) {
   require(!is_too_large, Errc::kInvalidArgument, "{}: {} is out of range", name, shown);
   raise(nb::module_::import_("switchyard.errors")
             .attr("ArgumentTypeError")(fmt::format("{}: {}, must be {}", name, shown, type)));
+  throw nb::python_error();
+}
+
+void fail_keyword(std::string_view function, std::string_view name,
+                  std::span<const std::string_view> known) {
+  raise(nb::module_::import_("switchyard.errors")
+            .attr("ArgumentTypeError")(fmt::format("{}() got an unexpected keyword argument '{}'{}",
+                                                   function, name, nearest_names(name, known))));
   throw nb::python_error();
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -51,6 +52,11 @@ auto in_callback(Function&& function) {
 /// Raises ArgumentTypeError "name: value, must be type"; InvalidArgumentError where the value is an
 /// int and an int was wanted, which is then out of range. With the GIL.
 [[noreturn]] void fail_type(std::string_view name, nb::handle value, std::string_view type);
+
+/// Raises ArgumentTypeError "function() got an unexpected keyword argument 'name'", with the names
+/// of `known` that are spelled like it. With the GIL.
+[[noreturn]] void fail_keyword(std::string_view function, std::string_view name,
+                               std::span<const std::string_view> known);
 
 /// An argument as a T, or fail_type.
 template <typename T>

@@ -35,8 +35,7 @@ PyExchange make_exchange(const PyGroup& py_group, nb::handle given, const nb::kw
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
     if (!set_field(config, name, value) && !set_field(options, name, value)) {
-      throw nb::type_error(
-          ("Exchange() got an unexpected keyword argument '" + name + "'").c_str());
+      fail_keyword("Exchange", name, known_keywords<ExchangeConfig, ExchangeOptions>({"config"}));
     }
   }
   auto made = without_gil([&] { return std::make_unique<Exchange>(*group, config, options); });

@@ -48,7 +48,9 @@ struct DispatchArguments {
       for (const nb::handle one : value)
         options.payloads.push_back(arrays.in(one, "dispatch: payloads"));
     } else if (key != "stream" && !set_field(options, key, value)) {
-      throw nb::type_error(("dispatch() got an unexpected keyword argument '" + key + "'").c_str());
+      fail_keyword("dispatch", key,
+                   known_keywords<DispatchOptions>(
+                       {"scales", "tensor_scale", "payloads", "topk_weights", "stream"}));
     }
   }
 
@@ -153,7 +155,10 @@ struct CombineArguments {
     } else if (key == "returned_weights") {
       options.returned_weights = arrays.out(value, "combine: returned_weights");
     } else if (key != "stream") {
-      throw nb::type_error(("combine() got an unexpected keyword argument '" + key + "'").c_str());
+      fail_keyword(
+          "combine", key,
+          known_keywords<>({"rows_are_weighted", "copies_inputs", "row_weights", "topk_weights",
+                            "bias", "shared", "returned_weights", "out", "stream"}));
     }
   }
 

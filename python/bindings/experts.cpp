@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "config.h"
 #include "core/fail.h"
 #include "errors.h"
 #include "gil.h"
@@ -75,7 +76,10 @@ PyExperts from_weights(nb::handle gate, nb::handle up, nb::handle down, const st
     } else if (word == "device") {
       device = device_from(value);
     } else {
-      throw nb::type_error(("Experts() got an unexpected keyword argument '" + word + "'").c_str());
+      auto known = known_keywords<>({"block", "intermediate", "intermediate_scale", "activation",
+                                     "alpha", "beta", "limit", "device", "name"});
+      for (const auto& [tensor, view] : tensors) known.push_back(tensor);
+      fail_keyword("Experts", word, known);
     }
   }
   options.activation = activation_from(activation, alpha, beta, limit);

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "switchyard/micro_batches.h"
@@ -78,14 +80,19 @@ std::shared_ptr<const void> memory_of(std::shared_ptr<const void> kernel, Arrays
   return std::make_shared<Memory>(Memory{std::move(kernel), keep_all(arrays.take_held())});
 }
 
+// Keywords of prepare that these calls have no use for.
+constexpr std::string_view kOfPrepareAlone[] = {"copies_inputs"};
+constexpr std::string_view kOfPrepareOrOneBatch[] = {"copies_inputs", "micro_batch"};
+
 // A call of the layer: `run` gets its arguments, output and stream.
 template <typename Run>
 nb::object run_layer(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
                      nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords,
-                     const char* function, const Run& run) {
+                     const char* function, std::span<const std::string_view> without,
+                     const Run& run) {
   const auto kernel = self.live();
   const Exclusive exclusive = self.call();
-  PrepareCall call(hidden, topk_ids, topk_weights, keywords, function);
+  PrepareCall call(hidden, topk_ids, topk_weights, keywords, function, without);
   nb::object result = nb::borrow(out);
   if (out.is_none() && call.arguments.hidden.num_dims() == 2) {
     const std::int64_t shape[] = {call.arguments.hidden.shape(0),
@@ -102,7 +109,7 @@ nb::object run_layer(const PyKernel& self, nb::handle hidden, nb::handle topk_id
 nb::object apply(const PyKernel& self, nb::handle hidden, nb::handle topk_ids,
                  nb::handle topk_weights, nb::handle out, const nb::kwargs& keywords) {
   return run_layer(
-      self, hidden, topk_ids, topk_weights, out, keywords, "apply",
+      self, hidden, topk_ids, topk_weights, out, keywords, "apply", kOfPrepareAlone,
       [](ModularKernel& kernel, const PrepareArguments& arguments, const TensorView& output,
          Stream stream) { kernel.apply(arguments, output, stream); });
 }
@@ -111,6 +118,7 @@ nb::object overlapped(const PyKernel& self, nb::handle hidden, nb::handle topk_i
                       nb::handle topk_weights, nb::handle out, int num_micro_batches,
                       const nb::kwargs& keywords) {
   return run_layer(self, hidden, topk_ids, topk_weights, out, keywords, "apply_overlapped",
+                   kOfPrepareOrOneBatch,
                    [&](ModularKernel& kernel, const PrepareArguments& arguments,
                        const TensorView& output, Stream stream) {
                      apply_overlapped(kernel, arguments, output, num_micro_batches, stream);

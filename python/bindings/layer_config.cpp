@@ -113,14 +113,16 @@ void bind_sizes(nb::module_& m) {
 
 // Keywords of the factory: members of PrepareFinalizeOptions, then of ExchangeOptions.
 struct FactoryCall {
-  explicit FactoryCall(const nb::kwargs& keywords) {
+  FactoryCall(const char* function, const nb::kwargs& keywords) {
     for (const auto& [key, value] : keywords) {
       const std::string name = nb::cast<std::string>(key);
       if (name == "global_to_physical") {
         physical = whole_numbers(value, "global_to_physical");
         options.global_to_physical = physical;
       } else if (!set_field(options, name, value) && !set_field(options.exchange, name, value)) {
-        throw nb::type_error(("got an unexpected keyword argument '" + name + "'").c_str());
+        fail_keyword(
+            function, name,
+            known_keywords<PrepareFinalizeOptions, ExchangeOptions>({"global_to_physical"}));
       }
     }
   }
@@ -143,7 +145,7 @@ void bind_factory(nb::module_& m) {
   m.def(
       "choose_prepare_finalize",
       [](const MoEConfig& moe, const PyQuantConfig& quant, const nb::kwargs& keywords) {
-        const FactoryCall call(keywords);
+        const FactoryCall call("choose_prepare_finalize", keywords);
         const PrepareFinalizeChoice choice =
             choose_prepare_finalize(moe, quant.config, call.options);
         return nb::make_tuple(enum_name(choice.kind), choice.config);
@@ -161,7 +163,7 @@ void bind_factory(nb::module_& m) {
       "prepare_finalize_from_config",
       [](const PyGroup& group, const MoEConfig& moe, const PyQuantConfig& quant,
          const nb::kwargs& keywords) {
-        const FactoryCall call(keywords);
+        const FactoryCall call("prepare_finalize_from_config", keywords);
         const auto ranks = group.live();
         const Exclusive exclusive = group.call();
         return PyPrepareFinalize{Part<PrepareFinalize>(without_gil(

@@ -36,8 +36,8 @@ PyPrepareFinalize make(const std::string& kind_name, nb::handle group, nb::handl
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
     if (!set_field(config, name, value) && !set_field(options, name, value)) {
-      throw nb::type_error(
-          ("make_prepare_finalize() got an unexpected keyword argument '" + name + "'").c_str());
+      fail_keyword("make_prepare_finalize", name,
+                   known_keywords<PrepareFinalizeConfig, ExchangeOptions>({"config"}));
     }
   }
   if (kind == PrepareKind::kLocal) {

@@ -4,6 +4,9 @@
 // PrepareFinalize are bound.
 #pragma once
 
+#include <span>
+#include <string_view>
+
 #include "switchyard/prepare_finalize.h"
 
 #include "layer.h"
@@ -13,10 +16,11 @@
 
 namespace switchyard::python {
 
-/// `function`: for messages.
+/// `function`: for messages. `without`: keywords that it does not take.
 struct PrepareCall {
   PrepareCall(nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights,
-              const nb::kwargs& keywords, const char* function);
+              const nb::kwargs& keywords, const char* function,
+              std::span<const std::string_view> without = {});
 
   Arrays arrays;
   PrepareArguments arguments;

@@ -2,6 +2,7 @@
 //
 // prepare and finalize, in one call and split; what they return and what the split ones keep.
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -130,7 +131,10 @@ struct FinalizeCall {
     } else if (key == "copies_inputs") {
       arguments.copies_inputs = argument<bool>(value, key, "bool");
     } else if (key != "stream") {
-      throw nb::type_error(("finalize() got an unexpected keyword argument '" + key + "'").c_str());
+      fail_keyword(
+          "finalize", key,
+          known_keywords<>({"weight_and_reduce", "micro_batch", "shared", "reduced", "topk_weights",
+                            "topk_ids", "copies_inputs", "out", "num_tokens", "stream"}));
     }
   }
 
@@ -194,17 +198,21 @@ constexpr const char* kFinalizeSig =
 }  // namespace
 
 PrepareCall::PrepareCall(nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights,
-                         const nb::kwargs& keywords, const char* function)
+                         const nb::kwargs& keywords, const char* function,
+                         std::span<const std::string_view> without)
     : arrays(keywords.contains("stream") ? nb::object(keywords["stream"]) : nb::none()) {
   arguments.hidden = arrays.in(hidden, "prepare: hidden");
   arguments.topk_ids = arrays.in(topk_ids, "prepare: topk_ids");
   arguments.topk_weights = arrays.in(topk_weights, "prepare: topk_weights");
   for (const auto& [key, value] : keywords) {
     const std::string name = nb::cast<std::string>(key);
-    if (name != "stream" && !set_field(arguments, name, value)) {
-      throw nb::type_error(
-          (std::string(function) + "() got an unexpected keyword argument '" + name + "'").c_str());
-    }
+    const bool is_taken = std::ranges::find(without, name) == without.end() &&
+                          (name == "stream" || set_field(arguments, name, value));
+    if (is_taken) continue;
+    auto known = known_keywords<PrepareArguments>({"stream"});
+    std::erase_if(known,
+                  [&](auto one) { return std::ranges::find(without, one) != without.end(); });
+    fail_keyword(function, name, known);
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include "quant_config.h"
 
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -98,6 +100,31 @@ bool set_option(Options& options, const std::string& name, nb::handle value, Arr
   return false;
 }
 
+// Those that set_option knows for a builder.
+template <typename Options>
+std::vector<std::string_view> names_of_options() {
+  std::vector<std::string_view> names;
+  const auto add = [&](std::initializer_list<std::string_view> some) {
+    names.insert(names.end(), some);
+  };
+  if constexpr (requires(Options o) { o.w1_scale; }) add({"w1_scale", "w2_scale"});
+  if constexpr (requires(Options o) { o.a1_scale; }) add({"a1_scale", "a2_scale"});
+  if constexpr (requires(Options o) { o.g1_alphas; }) add({"g1_alphas", "g2_alphas"});
+  if constexpr (requires(Options o) { o.a1_gscale; }) add({"a1_gscale", "a2_gscale"});
+  if constexpr (requires(Options o) { o.w1_bias; }) add({"w1_bias", "w2_bias"});
+  if constexpr (requires(Options o) { o.w1_zp; }) add({"w1_zp", "w2_zp"});
+  if constexpr (requires(Options o) { o.quant_dtype; }) add({"quant_dtype"});
+  if constexpr (requires(Options o) { o.weight_dtype; }) add({"weight_dtype"});
+  if constexpr (requires(Options o) { o.per_act_token_quant; }) add({"per_act_token_quant"});
+  if constexpr (requires(Options o) { o.per_out_ch_quant; }) add({"per_out_ch_quant"});
+  if constexpr (requires(Options o) { o.block_shape; }) add({"block_shape"});
+  if constexpr (requires(Options o) { o.weight_bits; }) add({"weight_bits", "group_size"});
+  if constexpr (requires(Options o) { o.extras; })
+    add({"is_scale_swizzled", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "mx_alignment",
+         "scale_format"});
+  return names;
+}
+
 template <typename Options>
 void bind_builder(nb::class_<PyQuantConfig>& type, const char* name,
                   QuantConfig (*build)(const Options&)) {
@@ -113,8 +140,7 @@ void bind_builder(nb::class_<PyQuantConfig>& type, const char* name,
           } catch (const nb::cast_error&) {
             fail_type(word, value, "of the type that docs/configuration.md has for it");
           }
-          throw nb::type_error(
-              (std::string(name) + "() got an unexpected keyword argument '" + word + "'").c_str());
+          fail_keyword(name, word, names_of_options<Options>());
         }
         return PyQuantConfig{build(options), arrays.take_held()};
       },

@@ -197,3 +197,34 @@ def test_numbers_out_of_range():
     with pytest.raises(InvalidArgumentError, match="num_experts: 1099511627776 is out of range") as caught:
         one_rank(lambda g: Exchange(g, **{**SIZES, "num_experts": 2**40}))
     assert not isinstance(caught.value, TypeError)
+
+
+# Keywords that no call has, misspelled from those that it has: (call, right name), each called with a wrong one.
+def unknown_keywords(group):
+    found = {}
+    rows = X.astype(ml_dtypes.bfloat16)
+
+    def refuse(call, function, name, right):
+        with pytest.raises(switchyard.ArgumentTypeError, match=rf"{function}\(\) got an unexpected keyword argument '{name}'") as error:
+            call(**{name: 1})
+        found[function, name] = right is None or f'nearest: "{right}"' in str(error.value)
+
+    with Exchange(group, **SIZES) as exchange:
+        received = exchange.dispatch(rows, IDS)
+        refuse(lambda **word: Exchange(group, **SIZES, **word), "Exchange", "max_in_flights", "max_in_flight")
+        refuse(lambda **word: exchange.dispatch(rows, IDS, **word), "dispatch", "max_token", "max_tokens")
+        refuse(lambda **word: exchange.combine(received, received.rows, **word), "combine", "row_weight", "row_weights")
+    refuse(lambda **word: make_prepare_finalize("local", None, **SIZES, **word), "make_prepare_finalize", "num_micro_batch", "num_micro_batches")
+    refuse(lambda **word: Experts(GATE, GATE, DOWN, **word), "Experts", "activations", "activation")
+    refuse(QuantConfig.fp8_w8a8, "fp8_w8a8", "block_shapes", "block_shape")
+    refuse(switchyard.ExchangeConfig, "ExchangeConfig", "num_expert", "num_experts")
+    kernel = switchyard.ModularKernel(make_prepare_finalize("local", None, **SIZES), Experts(*[np.ones((4, *w.shape[1:]), w.dtype) for w in (GATE, GATE, DOWN)]))
+    refuse(lambda **word: kernel.apply(rows, IDS, WEIGHTS, **word), "apply", "max_token", "max_tokens")
+    refuse(lambda **word: kernel.apply(rows, IDS, WEIGHTS, **word), "apply", "copies_inputs", None)
+    refuse(lambda **word: kernel.apply_overlapped(rows, IDS, WEIGHTS, **word), "apply_overlapped", "micro_batch", None)
+    return found
+
+
+def test_unknown_keywords_are_errors_that_name_the_nearest():
+    found = run_local(1, unknown_keywords)[0]
+    assert all(found.values()), [call for call, ok in found.items() if not ok]

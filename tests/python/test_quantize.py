@@ -90,7 +90,7 @@ def test_errors(call, phrase):
 
 
 def test_keywords_that_do_not_exist():
-    with pytest.raises(TypeError, match="QuantScheme has no colour"):
+    with pytest.raises(switchyard.ArgumentTypeError, match="unexpected keyword argument 'colour'"):
         QuantScheme(colour=1)
     with pytest.raises(TypeError, match="block: 'x', must be int"):
         QuantScheme(block="x")
