@@ -21,6 +21,7 @@
 #include "io/output_file.h"
 #include "memory_file.h"
 #include "plan/host_crossings.h"
+#include "quant/scheme.h"
 #include "start_ranks.h"
 #include "transport/env.h"
 
@@ -120,33 +121,27 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "room of the exchange, of each rank; default: as many as each line has")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
   verb->add_option("--op", options.op, "what is timed; layer: with experts between")
-      ->check(one_of({"dispatch", "combine", "pair", "layer"}))
+      ->check(one_of<measure::Operation>())
       ->capture_default_str();
   verb->add_option("--layout", options.layout, "how received rows lie")
-      ->check(one_of({"batched", "expanded", "compact", "by_rank"}))
+      ->check(one_of<Layout>())
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
-      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                      "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
-                      "mxfp4", "mxfp8"}))
+      ->check(
+          one_of(scheme_names([](const QuantScheme& scheme) { return !scheme.is_simulated(); })))
       ->capture_default_str();
   verb->add_option("--scales", options.scales, "how received scales lie")
-      ->check(one_of({"row_major", "column_major", "column_major_aligned", "swizzled"}))
+      ->check(one_of<ScaleLayout>())
       ->capture_default_str();
   verb->add_option("--returned", options.returned, "quantization of rows on the way back")
-      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                      "fp8_token", "int8_token", "int8_block", "mxfp4", "mxfp8"}))
+      ->check(one_of(scheme_names(&is_returnable)))
       ->capture_default_str();
   verb->add_flag("--codes", options.codes,
                  "tokens are given quantized already, with their scales, instead of as bf16");
   verb->add_option("--reduce", options.reduce, "where weighted sums happen")
-      ->check(one_of({"per_expert", "per_rank", "per_host"}))
+      ->check(one_of<Reduce>())
       ->capture_default_str();
-  verb->add_option("--experts", options.experts,
-                   "of --op layer: exact (the same bits on every device), onednn (cpu), cublas or "
-                   "cutlass (cuda)")
-      ->check(one_of({"exact", "onednn", "cublas", "cutlass"}))
-      ->capture_default_str();
+  add_experts(verb, options.experts, "of --op layer");
   verb->add_option("--micro-batches", options.micro_batches,
                    "of --op layer: parts of each rank's tokens that run overlapped")
       ->check(CLI::Range(1, 64))
@@ -215,7 +210,7 @@ std::vector<measure::BenchShape> bench_shapes(const BenchOptions& options, int n
                                                  shape.workload.num_topk);
   shape.num_ranks = num_ranks;
   even_host_map(num_ranks, options.hosts);  // throws what cannot be
-  shape.operation = *measure::operation_from_name(options.op);
+  shape.operation = *enum_from_name<measure::Operation>(options.op);
   shape.layout = *layout_from_name(options.layout);
   shape.scheme = *scheme_from_name(options.scheme);
   shape.scale_layout = *scale_layout_from_name(options.scales);
@@ -258,15 +253,10 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   verb->set_help_flag();
   verb->add_option("--baseline-file", options.baseline_file)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");
-  verb->add_option("--device", options.device, "where the rows are")
-      ->check(one_of({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(verb, options.device, "where the rows are");
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 2")
       ->check(CLI::Range(1, kMaxRanks));
-  verb->add_option("--engine", options.engine,
-                   "how ranks find each other: auto, local (threads), shm (processes), mpi (those "
-                   "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
-      ->check(one_of({"auto", "local", "shm", "mpi"}));
+  add_engine(verb, options.engine);
   add_shape_options(verb, options);
   add_other_options(verb, options);
   return verb;

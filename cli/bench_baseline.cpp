@@ -23,7 +23,7 @@ BaselineRow parse_row(const nlohmann::json& json, const std::string& file) {
   BaselineRow row;
   row.name = object.text_or("name", "");
   row.mode = object.text_or("mode", "");
-  const auto operation = measure::operation_from_name(object.text_or("op", "pair"));
+  const auto operation = enum_from_name<measure::Operation>(object.text_or("op", "pair"));
   if (!operation) object.refuse("op", "dispatch, combine, pair or layer");
   if (row.name.empty()) object.refuse("name", "a text");
   row.operation = *operation;

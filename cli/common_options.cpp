@@ -16,6 +16,8 @@
 #include "core/fail.h"
 #include "core/settings.h"
 #include "device/cuda_module.h"
+#include "engine/registry.h"
+#include "help.h"
 #include "io/output_file.h"
 
 namespace switchyard::cli {
@@ -75,6 +77,26 @@ void add_messages(CLI::App* verb, bool& are_exact, std::int64_t& host_capacity) 
                    "cuda, several hosts: messages have room for so many tokens of a rank; more for "
                    "one host are an error; default: all")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+}
+
+void add_engine(CLI::App* verb, std::string& engine) {
+  verb->add_option("--engine", engine,
+                   "how ranks reach each other: auto, local (threads), shm (processes), mpi (those "
+                   "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
+      ->check(one_of(engine_names()));
+}
+
+void add_device(CLI::App* verb, std::string& device, const std::string& help) {
+  verb->add_option("--device", device, help)->check(one_of({"cpu", "cuda"}))->capture_default_str();
+}
+
+void add_experts(CLI::App* verb, std::string& experts, const std::string& what) {
+  verb->add_option("--experts", experts,
+                   what +
+                       ": exact (fixed order, the same bits on every device), onednn (cpu), "
+                       "cublas or cutlass (cuda)")
+      ->check(one_of({"exact", "onednn", "cublas", "cutlass"}))
+      ->capture_default_str();
 }
 
 void check_messages(const std::string& verb, bool are_exact, std::int64_t host_capacity,

@@ -29,6 +29,12 @@ void add_messages(CLI::App* verb, bool& are_exact, std::int64_t& host_capacity);
 void check_messages(const std::string& verb, bool are_exact, std::int64_t host_capacity,
                     const std::string& device);
 
+/// --engine: empty stays the setting's.
+void add_engine(CLI::App* verb, std::string& engine);
+void add_device(CLI::App* verb, std::string& device, const std::string& help);
+/// --experts: `what` begins the help.
+void add_experts(CLI::App* verb, std::string& experts, const std::string& what);
+
 /// --device; does nothing for "cpu". Errors: kNotAvailable with the reason.
 void require_device(const std::string& verb, const std::string& device);
 

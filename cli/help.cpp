@@ -138,15 +138,12 @@ std::size_t help_width() {
 
 std::shared_ptr<CLI::Formatter> help_formatter() { return std::make_shared<HelpFormatter>(); }
 
-CLI::Validator one_of(std::vector<std::string> names) {
-  const std::string all = fmt::format("{}", fmt::join(names, ", "));
+CLI::Validator one_of(std::vector<std::string_view> names) {
   const std::string choices = fmt::format("{{{}}}", fmt::join(names, ","));
   return CLI::Validator(
-      [names = std::move(names), all](const std::string& value) {
+      [names = std::move(names)](const std::string& value) {
         if (std::ranges::find(names, value) != names.end()) return std::string();
-        return fmt::format(
-            "{}, must be one of {}{}", quote(value), all,
-            nearest_names(value, std::vector<std::string_view>(names.begin(), names.end())));
+        return must_be(value, names);
       },
       choices);
 }

@@ -6,9 +6,12 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+
+#include "core/enum_names.h"
 
 namespace switchyard::cli {
 
@@ -22,7 +25,13 @@ std::size_t help_width();
 /// Options beside their texts, which name choices, ranges and defaults, in lines of help_width().
 std::shared_ptr<CLI::Formatter> help_formatter();
 
-/// Accepts these names; the error for another lists those that are spelled like it.
-CLI::Validator one_of(std::vector<std::string> names);
+/// Accepts these names, which outlive it; the error for another lists those that are spelled like
+/// it.
+CLI::Validator one_of(std::vector<std::string_view> names);
+/// Accepts the names of an enum.
+template <NamedEnum T>
+CLI::Validator one_of() {
+  return one_of({kEnumTable<T>.names.begin(), kEnumTable<T>.names.end()});
+}
 
 }  // namespace switchyard::cli

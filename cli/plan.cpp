@@ -258,8 +258,9 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
   verb->add_flag("--balanced", options.balanced,
                  "experts are placed by balance_experts, for the load of another iteration");
   verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
-      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                      "fp8_token", "int8_token", "int8_block", "nvfp4", "mxfp4", "mxfp8"}))
+      ->check(one_of(scheme_names([](const QuantScheme& scheme) {
+        return !scheme.is_quantized() || has_row_scales(scheme);
+      })))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,
                    "parts into which a rank's tokens are split, so that calls and experts overlap; "

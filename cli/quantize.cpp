@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "help.h"
 #include "io/output_file.h"
+#include "quant/scheme.h"
 
 namespace switchyard::cli {
 
@@ -22,9 +23,8 @@ CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
   verb->add_option("--in", options.input, "safetensors file to read")->required();
   verb->add_option("--out", options.output, "safetensors file to write")->required();
   verb->add_option("--scheme", options.scheme, "format of the matrices")
-      ->check(one_of({"fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
-                      "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4",
-                      "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}));
+      ->check(
+          one_of(scheme_names([](const QuantScheme& scheme) { return scheme.is_quantized(); })));
   verb->add_flag("--dequantize", options.dequantize,
                  "go back: the file says how it was quantized, so no other option but --dtype");
   verb->add_option(
@@ -33,7 +33,7 @@ CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
           "takes the router too; the others are copied")
       ->capture_default_str();
   verb->add_option("--scale-layout", options.scale_layout, "how scales lie")
-      ->check(one_of({"row_major", "column_major", "column_major_aligned", "swizzled"}))
+      ->check(one_of<ScaleLayout>())
       ->capture_default_str();
   verb->add_flag("--pack-ue8m0", options.pack_ue8m0,
                  "scales of mxfp4 and mxfp8: four exponents to an i32");

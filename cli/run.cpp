@@ -21,6 +21,7 @@
 #include "io/output_file.h"
 #include "io/safetensors.h"
 #include "plan/host_crossings.h"
+#include "quant/scheme.h"
 #include "quantize_file.h"
 #include "run_config.h"
 #include "run_input.h"
@@ -140,26 +141,18 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   add_messages(verb, options.exact_messages, options.host_capacity);
-  verb->add_option("--engine", options.engine,
-                   "how ranks reach each other: auto, local (threads), shm (processes), mpi (those "
-                   "of mpirun, on any hosts); default: SWITCHYARD_ENGINE or auto")
-      ->check(one_of({"auto", "local", "shm", "mpi"}));
-  verb->add_option("--device", options.device,
-                   "where the layer runs; cuda: rank r on GPU r, and "
-                   "round again when there are fewer")
-      ->check(one_of({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_engine(verb, options.engine);
+  add_device(verb, options.device,
+             "where the layer runs; cuda: rank r on GPU r, and "
+             "round again when there are fewer");
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
-      ->check(one_of({"low_latency", "elastic_decode", "elastic_prefill", "all_gather",
-                      "all_to_all", "all_to_all_one_sided", "local"}))
+      ->check(one_of<PrepareKind>())
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of activations")
-      ->check(one_of({"none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep",
-                      "fp8_token", "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4",
-                      "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"}))
+      ->check(one_of(scheme_names()))
       ->capture_default_str();
   verb->add_option("--reduce", options.reduce, "where weighted sums happen; default: by the class")
-      ->check(one_of({"per_expert", "per_rank", "per_host"}));
+      ->check(one_of<Reduce>());
   verb->add_option("--global-scale", options.global_scale,
                    "of nvfp4: a number or auto, 2688 / largest magnitude of the input; default: "
                    "auto");
@@ -173,11 +166,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "elastic_prefill: experts start at multiples of so many rows")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
-  verb->add_option("--experts", options.experts,
-                   "expert GEMM: exact (fixed order, the same bits on every device), onednn (cpu), "
-                   "cublas or cutlass (cuda)")
-      ->check(one_of({"exact", "onednn", "cublas", "cutlass"}))
-      ->capture_default_str();
+  add_experts(verb, options.experts, "expert GEMM");
   verb->add_option("--split", options.split, "tokens of each rank: even, uneven or N,N,...")
       ->capture_default_str();
   verb->add_option("--tokens", options.tokens,

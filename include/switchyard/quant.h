@@ -99,9 +99,7 @@ inline constexpr QuantScheme kMxfp8{DType::kE4M3, ScaleGroup::kBlock, 32, ScaleR
                                     ScaleFormat::kE8M0};
 }  // namespace schemes
 
-/// "none", "fp8_block", "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token",
-/// "fp8_tensor", "int8_token", "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2",
-/// "mxfp6_e2m3", "mxfp8"; empty when unknown.
+/// The schemes of docs/schemes.md, such as "fp8_block"; empty when unknown.
 SWITCHYARD_API std::optional<QuantScheme> scheme_from_name(std::string_view name);
 
 /// Inverse of scheme_from_name; a scheme without a name is described in words.

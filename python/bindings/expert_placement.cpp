@@ -22,13 +22,6 @@
 #include <nanobind/stl/vector.h>
 
 namespace switchyard::python {
-
-template <>
-struct EnumNames<PlacementStrategy> {
-  static constexpr const char* kWhat = "strategy";
-  static constexpr const char* kNames[] = {"linear", "round_robin"};
-};
-
 namespace {
 
 // Writes ids of the shape of `given` into `out`, or into new memory of the dtype of `given`.

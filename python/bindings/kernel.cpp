@@ -21,13 +21,6 @@
 #include <nanobind/stl/string.h>
 
 namespace switchyard::python {
-
-template <>
-struct EnumNames<SharedExpertsOrder> {
-  static constexpr const char* kWhat = "shared_order";
-  static constexpr const char* kNames[] = {"none", "no_overlap", "mk_internal_overlapped"};
-};
-
 namespace {
 
 struct PyKernel {

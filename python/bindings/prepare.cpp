@@ -99,10 +99,7 @@ void bind_prepare(nb::module_& m) {
       .def_prop_ro("device", [](const PyPrepareFinalize& self) { return self.live()->device(); })
       .def_prop_ro(
           "activation_format",
-          [](const PyPrepareFinalize& self) {
-            return self.live()->activation_format() == ActivationFormat::kBatched ? "batched"
-                                                                                  : "standard";
-          },
+          [](const PyPrepareFinalize& self) { return enum_name(self.live()->activation_format()); },
           nb::sig("def activation_format(self) -> Literal['standard', 'batched']"))
       .def_prop_ro("topk_indices_dtype",
                    [](const PyPrepareFinalize& self) -> std::optional<std::string> {

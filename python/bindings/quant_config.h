@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quant_config.h: QuantConfig in Python, and enums whose names the library has as fields of
-// configurations.
+// quant_config.h: QuantConfig in Python.
 #pragma once
 
 #include <string>
@@ -16,38 +15,14 @@
 
 namespace switchyard::python {
 
-// Enums whose names the library has.
-template <typename T>
-struct LibraryEnum;
 template <>
-struct LibraryEnum<All2AllBackend> {
-  static constexpr auto kFromName = &all2all_backend_from_name;
-  static constexpr const char* kWhat = "all2all_backend";
-};
-template <>
-struct LibraryEnum<MoEActivation> {
-  static constexpr auto kFromName = &moe_activation_from_name;
-  static constexpr const char* kWhat = "activation";
-};
-template <>
-struct LibraryEnum<QuantDType> {
-  static constexpr auto kFromName = &quant_dtype_from_name;
-  static constexpr const char* kWhat = "quant_dtype";
-};
-
-template <typename T>
-requires requires { LibraryEnum<T>::kWhat; }
-struct Field<T> {
-  static T from(nb::handle value) {
-    const std::string name = value.is_none() ? "none" : nb::cast<std::string>(value);
-    const auto found = LibraryEnum<T>::kFromName(name);
-    require(found.has_value(), Errc::kInvalidArgument,
-            "{}: \"{}\" is no name of one; docs/configuration.md lists them", LibraryEnum<T>::kWhat,
-            name);
-    return *found;
+struct Field<QuantDType> {
+  static QuantDType from(nb::handle value) {
+    return value.is_none() ? QuantDType::kNone
+                           : enum_from<QuantDType>(nb::cast<std::string>(value));
   }
-  static nb::object to(T value) { return nb::str(name_of(value)); }
-  static std::string type() { return "str"; }
+  static nb::object to(QuantDType value) { return nb::str(enum_name(value)); }
+  static std::string type() { return literal_of<QuantDType>() + " | None"; }
 };
 
 /// Keeps the arrays that it was made from.

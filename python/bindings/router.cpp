@@ -14,18 +14,6 @@
 #include <nanobind/stl/string.h>
 
 namespace switchyard::python {
-
-template <>
-struct EnumNames<Scoring> {
-  static constexpr const char* kWhat = "scoring";
-  static constexpr const char* kNames[] = {"softmax", "sigmoid", "sparse_mixer"};
-};
-template <>
-struct EnumNames<GroupSelection> {
-  static constexpr const char* kWhat = "group_selection";
-  static constexpr const char* kNames[] = {"none", "max", "top2_sum"};
-};
-
 namespace {
 
 PyTensor logits_of(nb::handle hidden_array, nb::handle gate_array) {

@@ -4,7 +4,6 @@
 
 #include "core/settings.h"
 
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -16,6 +15,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "module.h"
+#include "names.h"
 #include "tensors.h"
 
 #include <nanobind/nanobind.h>
@@ -23,8 +23,6 @@
 
 namespace switchyard::python {
 namespace {
-
-constexpr std::array kLevels{"error", "warn", "info", "debug", "trace", "off"};
 
 struct PySetting {
   std::string name;
@@ -61,8 +59,7 @@ void send(const std::shared_ptr<const void>& callback, LogLevel level, int rank,
   const WithGil held;
   const nb::handle function(static_cast<PyObject*>(const_cast<void*>(callback.get())));
   try {
-    function(kLevels[static_cast<std::size_t>(level)], rank, std::string(subsystem),
-             std::string(text));
+    function(enum_name(level), rank, std::string(subsystem), std::string(text));
   } catch (nb::python_error& raised) {
     raised.discard_as_unraisable(function);
   }
@@ -78,13 +75,7 @@ void log_to(nb::handle callback) {
                        std::string_view text) { send(kept, level, rank, subsystem, text); });
 }
 
-void log_level(const std::string& name) {
-  for (std::size_t i = 0; i < kLevels.size(); ++i) {
-    if (name == kLevels[i]) return set_log_level(static_cast<LogLevel>(i));
-  }
-  fail(Errc::kInvalidArgument,
-       "set_log_level: \"{}\", must be error, warn, info, debug, trace or off", name);
-}
+void log_level(const std::string& name) { set_log_level(enum_from<LogLevel>(name)); }
 
 }  // namespace
 

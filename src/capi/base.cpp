@@ -4,7 +4,6 @@
 
 #include "switchyard/c/base.h"
 
-#include <array>
 #include <optional>
 #include <string>
 
@@ -19,21 +18,6 @@
 static_assert(SY_VERSION_MAJOR == SWITCHYARD_VERSION_MAJOR &&
               SY_VERSION_MINOR == SWITCHYARD_VERSION_MINOR &&
               SY_VERSION_PATCH == SWITCHYARD_VERSION_PATCH);
-
-namespace switchyard::capi {
-namespace {
-
-constexpr std::array kLogLevels{"error", "warn", "info", "debug", "trace", "off"};
-
-std::optional<LogLevel> log_level_from_name(std::string_view name) {
-  for (std::size_t i = 0; i < kLogLevels.size(); ++i) {
-    if (name == kLogLevels[i]) return static_cast<LogLevel>(i);
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-}  // namespace switchyard::capi
 
 using namespace switchyard;
 using namespace switchyard::capi;
@@ -79,17 +63,15 @@ sy_status sy_log_to(sy_log_function function, void* user) {
     if (function == nullptr) return set_log_callback({});
     set_log_callback(
         [=](LogLevel level, int rank, std::string_view subsystem, std::string_view message) {
-          function(user, kLogLevels[static_cast<std::size_t>(level)], rank,
-                   std::string(subsystem).c_str(), std::string(message).c_str());
+          function(user, enum_name(level), rank, std::string(subsystem).c_str(),
+                   std::string(message).c_str());
         });
   });
 }
 
 sy_status sy_log_level(const char* level) {
-  return call(__func__, [&] {
-    set_log_level(named(text(level, "level"), "level", LogLevel::kWarn, log_level_from_name,
-                        "error, warn, info, debug, trace or off"));
-  });
+  return call(__func__,
+              [&] { set_log_level(named(text(level, "level"), "level", LogLevel::kWarn)); });
 }
 
 }  // extern "C"

@@ -34,8 +34,7 @@ ParallelConfig parallel_config_of(const sy_parallel_options* given) {
   options.enable_eplb = from.enable_eplb;
   if (from.all2all_backend != nullptr) {
     options.all2all_backend =
-        named(from.all2all_backend, "all2all_backend", All2AllBackend::kNaive,
-              all2all_backend_from_name, "a backend's name of docs/configuration.md");
+        named(from.all2all_backend, "all2all_backend", All2AllBackend::kNaive);
   }
   return ParallelConfig::make(options);
 }
@@ -49,8 +48,7 @@ MoEConfig moe_config_of(const sy_moe_config* moe) {
   fields.num_topk = from.num_topk;
   fields.hidden = from.hidden;
   if (from.parallel != nullptr) fields.parallel = parallel_config_of(from.parallel);
-  fields.in_dtype =
-      named(from.in_dtype, "in_dtype", DType::kBF16, dtype_from_name, "bf16, f16 or f32");
+  fields.in_dtype = wide_dtype_of(from.in_dtype, "in_dtype");
   const auto num_ranks = static_cast<std::size_t>(fields.parallel.ep_size);
   check(from.num_experts_per_rank == 0 || from.num_experts_per_rank == num_ranks,
         "num_experts_per_rank is {}, must be ep_size, {}, or 0", from.num_experts_per_rank,
@@ -60,9 +58,7 @@ MoEConfig moe_config_of(const sy_moe_config* moe) {
   fields.max_num_tokens = or_default(from.max_num_tokens, kDefaultMaxNumTokens);
   fields.has_bias = from.has_bias;
   fields.intermediate = from.intermediate;
-  fields.activation =
-      named(from.activation, "activation", MoEActivation::kSilu, moe_activation_from_name,
-            "silu, gelu, swigluoai, silu_no_mul, gelu_no_mul or relu2_no_mul");
+  fields.activation = named(from.activation, "activation", MoEActivation::kSilu);
   return MoEConfig::make(fields);
 }
 

@@ -30,10 +30,6 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
         "payload_bytes is NULL, must be {} sizes", from.num_payloads);
   check(from.num_experts_per_rank <= kMaxRanks, "num_experts_per_rank is {}, must be at most {}",
         from.num_experts_per_rank, kMaxRanks);
-  const auto overflow_from_name = [](std::string_view name) -> std::optional<Overflow> {
-    if (name == "error") return Overflow::kError;
-    return name == "drop" ? std::optional(Overflow::kDrop) : std::nullopt;
-  };
   ExchangeConfig config;
   config.num_experts = from.num_experts;
   config.num_topk = from.num_topk;
@@ -41,12 +37,12 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   config.experts_per_rank.assign(held.begin(), held.end());
   config.hidden = from.hidden;
   config.max_tokens_per_rank = from.max_tokens_per_rank;
-  config.layout = layout_of(from.layout);
+  config.layout = named(from.layout, "layout", Layout::kExpanded);
   config.slices_experts = from.slices_experts;
   config.scheme = wire_scheme_of(from.scheme, "scheme", from.row_dtype, "row_dtype");
-  config.scale_layout = scale_layout_of(from.scale_layout, "scale_layout");
+  config.scale_layout = named(from.scale_layout, "scale_layout", ScaleLayout::kRowMajor);
   config.payload_bytes.assign(from.payload_bytes, from.payload_bytes + from.num_payloads);
-  config.reduce = reduce_of(from.reduce).value_or(Reduce::kPerRank);
+  config.reduce = named(from.reduce, "reduce", Reduce::kPerRank);
   config.combine_scheme =
       wire_scheme_of(from.combine_scheme, "combine_scheme", from.combine_dtype, "combine_dtype");
   config.sends_weights = !from.no_sends_weights;
@@ -54,8 +50,7 @@ ExchangeConfig exchange_config_of(const sy_exchange_config* given) {
   config.worst_case_rows = from.worst_case_rows;
   config.zero_padding = from.zero_padding;
   config.capacity = from.capacity;
-  config.overflow =
-      named(from.overflow, "overflow", Overflow::kError, overflow_from_name, "error or drop");
+  config.overflow = named(from.overflow, "overflow", Overflow::kError);
   config.max_in_flight = from.max_in_flight == 0 ? 1 : from.max_in_flight;
   return config;
 }

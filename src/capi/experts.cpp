@@ -71,13 +71,8 @@ void FunctionExperts::apply(const ExpertRows& input, const TensorView& output,
 std::optional<Activation> activation_of(const sy_activation* given) {
   if (given == nullptr) return std::nullopt;
   const sy_activation from = read_sized(given, "activation");
-  const auto from_name = [](std::string_view name) -> std::optional<ActivationKind> {
-    if (name == "silu_mul") return ActivationKind::kSiluMul;
-    return name == "clamped_swiglu" ? std::optional(ActivationKind::kClampedSwiGlu) : std::nullopt;
-  };
   Activation activation;
-  activation.kind =
-      named(from.kind, "kind", ActivationKind::kSiluMul, from_name, "silu_mul or clamped_swiglu");
+  activation.kind = named(from.kind, "kind", ActivationKind::kSiluMul);
   if (activation.kind == ActivationKind::kSiluMul) return activation;
   activation.alpha = from.alpha;
   activation.beta = from.beta;
@@ -95,7 +90,7 @@ ExpertRows expert_rows_of(const sy_expert_rows* given) {
   rows.first_row = view_of(from.first_row, "first_row");
   rows.num_rows = view_of(from.num_rows, "num_rows");
   rows.tensor_scale = optional_view(from.tensor_scale, "tensor_scale");
-  rows.scale_layout = scale_layout_of(from.scale_layout, "scale_layout");
+  rows.scale_layout = named(from.scale_layout, "scale_layout", ScaleLayout::kRowMajor);
   return rows;
 }
 

@@ -20,29 +20,17 @@ namespace {
 
 RouterConfig router_config_of(const sy_router_config* given) {
   const sy_router_config from = read_required(given, "config");
-  const auto scoring_from_name = [](std::string_view name) -> std::optional<Scoring> {
-    if (name == "softmax") return Scoring::kSoftmax;
-    if (name == "sigmoid") return Scoring::kSigmoid;
-    return name == "sparse_mixer" ? std::optional(Scoring::kSparseMixer) : std::nullopt;
-  };
-  const auto selection_from_name = [](std::string_view name) -> std::optional<GroupSelection> {
-    if (name == "none") return GroupSelection::kNone;
-    if (name == "max") return GroupSelection::kMax;
-    return name == "top2_sum" ? std::optional(GroupSelection::kTop2Sum) : std::nullopt;
-  };
   RouterConfig config;
   config.num_experts = from.num_experts;
   config.num_topk = from.num_topk;
-  config.scoring = named(from.scoring, "scoring", Scoring::kSoftmax, scoring_from_name,
-                         "softmax, sigmoid or sparse_mixer");
+  config.scoring = named(from.scoring, "scoring", Scoring::kSoftmax);
   config.norm_topk_prob = from.norm_topk_prob;
   config.norm_min = from.norm_min;
   config.bias_on_logits = from.bias_on_logits;
   config.jitter = from.jitter;
   config.routed_scaling_factor =
       from.routed_scaling_factor == 0 ? 1.0f : from.routed_scaling_factor;
-  config.group_selection = named(from.group_selection, "group_selection", GroupSelection::kNone,
-                                 selection_from_name, "none, max or top2_sum");
+  config.group_selection = named(from.group_selection, "group_selection", GroupSelection::kNone);
   config.num_groups = from.num_groups == 0 ? 1 : from.num_groups;
   config.topk_groups = from.topk_groups == 0 ? 1 : from.topk_groups;
   return config;

@@ -10,6 +10,5 @@
 namespace switchyard::capi {
 
 PrepareArguments prepare_arguments_of(const sy_prepare_arguments* arguments);
-WeightAndReduceKind weight_and_reduce_kind_of(const char* name);
 
 }  // namespace switchyard::capi

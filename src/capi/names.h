@@ -7,23 +7,31 @@
 #include <string_view>
 
 #include "switchyard/dtype.h"
-#include "switchyard/layout.h"
 #include "switchyard/quant.h"
 #include "switchyard/scale_layout.h"
 
 #include "capi/call.h"
+#include "core/enum_names.h"
+#include "core/text.h"
 
 namespace switchyard::capi {
 
-/// What `from_name` makes of `name`, or `fallback` for NULL. Errors: kInvalidArgument, with
-/// `known`.
-template <typename T, typename FromName>
-T named(const char* name, const char* field, T fallback, FromName from_name, const char* known) {
-  if (name == nullptr) return fallback;
-  const std::optional<T> value = from_name(std::string_view(name));
-  check(value.has_value(), "{} is \"{}\", must be {}", field, name, known);
-  return *value;
+/// The value called `name`; nothing for NULL. Errors: kInvalidArgument.
+template <NamedEnum T>
+std::optional<T> named(const char* name, const char* field) {
+  if (name == nullptr) return std::nullopt;
+  const std::optional<T> value = enum_from_name<T>(name);
+  if (!value) check(false, "{} is {}", field, must_be(name, kEnumTable<T>.names));
+  return value;
 }
+/// The same with a default.
+template <NamedEnum T>
+T named(const char* name, const char* field, T fallback) {
+  return named<T>(name, field).value_or(fallback);
+}
+
+/// The dtype of rows that are not quantized; bf16 for NULL.
+DType wide_dtype_of(const char* name, const char* field);
 
 QuantScheme scheme_of(const char* name, const char* field);
 /// The same, where rows that are not quantized may have another dtype than bf16.
@@ -31,8 +39,5 @@ QuantScheme wire_scheme_of(const char* name, const char* field, const char* dtyp
                            const char* dtype_field);
 /// NULL when it has no name; "none" whatever the dtype.
 const char* name_of_scheme(const QuantScheme& scheme);
-ScaleLayout scale_layout_of(const char* name, const char* field);
-Layout layout_of(const char* name);
-std::optional<Reduce> reduce_of(const char* name);
 
 }  // namespace switchyard::capi

@@ -23,12 +23,7 @@ PermuteOptions options_of(const sy_permute_options& from) {
   options.expert_map = optional_view(from.expert_map, "expert_map");
   options.expert_num_tokens = optional_view(from.expert_num_tokens, "expert_num_tokens");
   options.alignment = from.alignment == 0 ? kDeepGemmAlignment : from.alignment;
-  const auto padding_from_name = [](std::string_view name) -> std::optional<CompatPadding> {
-    if (name == "none") return CompatPadding::kNone;
-    return name == "owner" ? std::optional(CompatPadding::kOwner) : std::nullopt;
-  };
-  options.compat_padding = named(from.compat_padding, "compat_padding", CompatPadding::kNone,
-                                 padding_from_name, "none or owner");
+  options.compat_padding = named(from.compat_padding, "compat_padding", CompatPadding::kNone);
   return options;
 }
 
@@ -170,7 +165,7 @@ sy_status sy_permute(const sy_tensor* x, const sy_tensor* scales, const sy_tenso
           ids.describe());
     check(num_local_experts >= 0, "num_local_experts is {}, must be at least 0", num_local_experts);
     const sy_permute_options given = read_sized(options, "options");
-    const ScaleLayout layout = scale_layout_of(given.scale_layout, "scale_layout");
+    const ScaleLayout layout = named(given.scale_layout, "scale_layout", ScaleLayout::kRowMajor);
     check(layout != ScaleLayout::kSwizzled,
           "scale_layout is \"swizzled\", must be row_major, column_major or column_major_aligned");
     const PermuteOptions how = options_of(given);
@@ -214,8 +209,8 @@ sy_status sy_weight_and_reduce(const sy_weight_and_reduce_arguments* arguments,
                                void* stream, const sy_tensor* num_errors) {
   return call(__func__, [&] {
     const sy_weight_and_reduce_arguments from = read_required(arguments, "arguments");
-    const WeightAndReduce policy{weight_and_reduce_kind_of(from.kind), from.rank,
-                                 from.skips_padding};
+    const WeightAndReduce policy{named(from.kind, "kind", WeightAndReduceKind::kDelegate),
+                                 from.rank, from.skips_padding};
     const WeightAndReduceArguments given{
         view_of(from.expert_output, "expert_output"),
         optional_view(from.topk_weights, "topk_weights"), optional_view(from.topk_ids, "topk_ids"),
@@ -231,7 +226,8 @@ sy_status sy_weight_and_reduce_workspace_bytes(const char* kind, int64_t num_tok
                                                size_t* bytes) {
   return call(__func__, [&] {
     out(bytes, "bytes") = weight_and_reduce_workspace_bytes(
-        {weight_and_reduce_kind_of(text(kind, "kind"))}, num_tokens, num_topk, num_local_experts);
+        {named(text(kind, "kind"), "kind", WeightAndReduceKind::kDelegate)}, num_tokens, num_topk,
+        num_local_experts);
   });
 }
 

@@ -21,11 +21,6 @@
 namespace switchyard::capi {
 namespace {
 
-PlacementStrategy strategy_of(const char* name, const char* field) {
-  return named(name, field, PlacementStrategy::kLinear, placement_strategy_from_name,
-               "linear or round_robin");
-}
-
 template <typename T>
 void copy_to_caller(const std::vector<T>& from, T* to, const char* name) {
   std::copy(from.begin(), from.end(), &out(to, name));
@@ -48,8 +43,8 @@ sy_status sy_expert_map(int32_t num_ranks, int32_t rank, int32_t num_experts, co
                         int32_t* expert_map, int64_t* global_ids, int32_t* num_local_experts) {
   return call(__func__, [&] {
     std::int32_t& num_local = out(num_local_experts, "num_local_experts");
-    ExpertMap map =
-        determine_expert_map(num_ranks, rank, num_experts, strategy_of(strategy, "strategy"));
+    ExpertMap map = determine_expert_map(num_ranks, rank, num_experts,
+                                         named(strategy, "strategy", PlacementStrategy::kLinear));
     if (map.expert_map.empty()) {  // one rank: every expert is local
       map.expert_map.resize(static_cast<std::size_t>(num_experts));
       std::iota(map.expert_map.begin(), map.expert_map.end(), 0);
@@ -66,7 +61,7 @@ sy_status sy_placement_choose(const char* requested, const sy_placement_facts* f
     const sy_placement_facts from = read_sized(facts, "facts");
     static thread_local std::string last_reason;
     const PlacementChoice choice = choose_placement(
-        strategy_of(requested, "requested"),
+        named(requested, "requested", PlacementStrategy::kLinear),
         {from.num_expert_groups == 0 ? 1 : from.num_expert_groups, from.num_redundant_experts,
          from.enable_eplb, from.use_all2all_kernels, from.needs_round_robin_routing_tables});
     last_reason = choice.reason;

@@ -30,18 +30,6 @@ PrepareArguments prepare_arguments_of(const sy_prepare_arguments* given) {
   return arguments;
 }
 
-WeightAndReduceKind weight_and_reduce_kind_of(const char* name) {
-  const auto from_name = [](std::string_view text) -> std::optional<WeightAndReduceKind> {
-    using Kind = WeightAndReduceKind;
-    for (const Kind kind : {Kind::kDelegate, Kind::kNoOp, Kind::kContiguous, Kind::kNaiveBatched}) {
-      if (text == name_of(kind)) return kind;
-    }
-    return std::nullopt;
-  };
-  return named(name, "kind", WeightAndReduceKind::kDelegate, from_name,
-               "delegate, no_op, contiguous or naive_batched");
-}
-
 namespace {
 
 // The table stays the caller's.
@@ -53,10 +41,8 @@ PrepareFinalizeOptions options_of(const sy_prepare_options* given, std::int32_t 
   if (from.global_to_physical != nullptr) {
     options.global_to_physical = {from.global_to_physical, static_cast<std::size_t>(num_experts)};
   }
-  options.reduce = reduce_of(from.reduce);
-  if (from.scale_layout != nullptr) {
-    options.scale_layout = scale_layout_of(from.scale_layout, "scale_layout");
-  }
+  options.reduce = named<Reduce>(from.reduce, "reduce");
+  options.scale_layout = named<ScaleLayout>(from.scale_layout, "scale_layout");
   options.expert_alignment = from.expert_alignment == 0 ? 1 : from.expert_alignment;
   options.num_micro_batches = from.num_micro_batches;
   if (from.wire_scheme != nullptr) options.wire_scheme = scheme_of(from.wire_scheme, "wire_scheme");
@@ -70,7 +56,8 @@ FinalizeArguments finalize_arguments_of(const sy_finalize_arguments* given) {
   FinalizeArguments arguments;
   arguments.output = view_of(from.output, "output");
   arguments.expert_output = view_of(from.expert_output, "expert_output");
-  arguments.weight_and_reduce.kind = weight_and_reduce_kind_of(from.weight_and_reduce);
+  arguments.weight_and_reduce.kind =
+      named(from.weight_and_reduce, "weight_and_reduce", WeightAndReduceKind::kDelegate);
   arguments.micro_batch = from.micro_batch;
   arguments.shared = optional_view(from.shared, "shared");
   arguments.reduced = optional_view(from.reduced, "reduced");
@@ -173,8 +160,7 @@ sy_status sy_prepare_finalize_describe(sy_prepare_finalize* prepare_finalize,
     const ExchangeMemory bytes = of.memory();
     sy_prepare_finalize_info to{};
     to.kind = name_of(of.kind());
-    to.activation_format =
-        of.activation_format() == ActivationFormat::kBatched ? "batched" : "standard";
+    to.activation_format = enum_name(of.activation_format());
     to.heap = of.heap();
     to.device = to_dlpack(of.device());
     to.hidden = of.hidden();

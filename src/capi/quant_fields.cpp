@@ -3,20 +3,6 @@
 #include "capi/quant_fields.h"
 
 namespace switchyard::capi {
-namespace {
-
-ScaleFormat scale_format_of(const char* name) {
-  const auto from_name = [](std::string_view text) -> std::optional<ScaleFormat> {
-    if (text == "f32") return ScaleFormat::kF32;
-    if (text == "f32_power_of_two") return ScaleFormat::kF32PowerOfTwo;
-    if (text == "e8m0_packed") return ScaleFormat::kE8M0Packed;
-    return std::nullopt;
-  };
-  return named(name, "scale_format", ScaleFormat::kF32, from_name,
-               "f32, f32_power_of_two or e8m0_packed");
-}
-
-}  // namespace
 
 QuantExtras QuantFields::extras() {
   QuantExtras extras;
@@ -25,7 +11,8 @@ QuantExtras QuantFields::extras() {
   extras.gemm1_beta = number(&sy_quant_options::gemm1_beta);
   extras.gemm1_clamp_limit = number(&sy_quant_options::gemm1_clamp_limit);
   extras.mx_alignment = value(&sy_quant_options::mx_alignment);
-  extras.scale_format = scale_format_of(value(&sy_quant_options::scale_format));
+  extras.scale_format =
+      named(value(&sy_quant_options::scale_format), "scale_format", ScaleFormat::kF32);
   return extras;
 }
 

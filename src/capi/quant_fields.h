@@ -34,8 +34,7 @@ class QuantFields {
   std::optional<QuantDType> dtype(const char* sy_quant_options::*field, const char* name) {
     const char* value = std::exchange(left_.*field, nullptr);
     if (value == nullptr) return std::nullopt;
-    return named(value, name, QuantDType::kNone, quant_dtype_from_name,
-                 "none, fp8_e4m3, int8, fp8, nvfp4, mxfp4, mxfp6_e3m2, mxfp6_e2m3, mxfp8 or int4");
+    return named<QuantDType>(value, name);
   }
   std::optional<BlockShape> block() {
     const BlockShape block{std::exchange(left_.block_shape[0], 0),

@@ -100,8 +100,8 @@ sy_status sy_quantize_new(const sy_tensor* x, const char* scheme, const char* sc
     NewArrays arrays;
     arrays.q =
         give<sy_array>(memory.make(stored_dtype(of, rows.dtype()), {rows.shape(0), rows.shape(1)}));
-    arrays.scales = new_scales(of, scale_layout_of(scale_layout, "scale_layout"), rows.shape(0),
-                               rows.shape(1), memory);
+    arrays.scales = new_scales(of, named(scale_layout, "scale_layout", ScaleLayout::kRowMajor),
+                               rows.shape(0), rows.shape(1), memory);
     const TensorView scale_view =
         arrays.scales == nullptr ? TensorView{} : use(arrays.scales)->view;
     quantize_rows(rows, of, options, use(arrays.q)->view, scale_view, stream);

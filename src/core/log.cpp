@@ -20,12 +20,11 @@
 #include <spdlog/spdlog.h>
 
 #include "core/above_stdio.h"
+#include "core/enum_names.h"
 #include "core/settings.h"
 
 namespace switchyard {
 namespace {
-
-constexpr std::array<const char*, 6> kLevelNames{"error", "warn", "info", "debug", "trace", "off"};
 
 thread_local int log_rank = -1;
 
@@ -33,10 +32,7 @@ thread_local int log_rank = -1;
 std::atomic<LogLevel>& current_level() {
   static std::atomic<LogLevel> level = [] {
     const std::string text = setting("SWITCHYARD_LOG_LEVEL").text;
-    for (std::size_t i = 0; i < kLevelNames.size(); ++i) {
-      if (text == kLevelNames[i]) return static_cast<LogLevel>(i);
-    }
-    return LogLevel::kWarn;
+    return enum_from_name<LogLevel>(text).value_or(LogLevel::kWarn);
   }();
   return level;
 }
@@ -147,7 +143,7 @@ void write_log(LogLevel level, std::string_view subsystem, std::string_view text
     callback(level, log_rank, subsystem, text);
     return;
   }
-  const char* name = kLevelNames[static_cast<std::size_t>(level)];
+  const char* name = enum_name(level);
   const std::string rank = log_rank < 0 ? std::string("-") : std::to_string(log_rank);
   logger->log(spdlog::level::critical,
               fmt::format("rank {} {:<5} {}: {}", rank, name, subsystem, text));

@@ -73,6 +73,19 @@ std::string nearest_names(std::string_view wanted, std::span<const std::string_v
   return text;
 }
 
+std::string any_of(std::span<const std::string_view> names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const bool is_last = i + 1 == names.size();
+    text += fmt::format("{}{}", i == 0 ? "" : is_last ? " or " : ", ", names[i]);
+  }
+  return text;
+}
+
+std::string must_be(std::string_view given, std::span<const std::string_view> names) {
+  return fmt::format("{}, must be {}{}", quote(given), any_of(names), nearest_names(given, names));
+}
+
 std::string format_ranges(std::span<const std::int32_t> numbers) {
   if (numbers.empty()) return "none";
   std::string text;

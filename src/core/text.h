@@ -24,6 +24,12 @@ std::string quote(std::string_view name);
 /// "; nearest: "a", "b"" with up to three names spelled like `wanted`, or "" when none is close.
 std::string nearest_names(std::string_view wanted, std::span<const std::string_view> names);
 
+/// "none, max or top2_sum".
+std::string any_of(std::span<const std::string_view> names);
+
+/// "\"maxx\", must be none, max or top2_sum; nearest: \"max\"".
+std::string must_be(std::string_view given, std::span<const std::string_view> names);
+
 /// Ascending numbers as ranges: "1-26" or "0, 2, 4-7"; "none" when empty. After 16 ranges: how many
 /// numbers are left out.
 std::string format_ranges(std::span<const std::int32_t> numbers);

@@ -139,16 +139,6 @@ void naive_batched(const WeightAndReduce& policy, const WeightAndReduceArguments
 
 }  // namespace
 
-const char* name_of(WeightAndReduceKind kind) noexcept {
-  switch (kind) {
-    case WeightAndReduceKind::kDelegate: return "delegate";
-    case WeightAndReduceKind::kNoOp: return "no_op";
-    case WeightAndReduceKind::kContiguous: return "contiguous";
-    case WeightAndReduceKind::kNaiveBatched: return "naive_batched";
-  }
-  return "unknown";
-}
-
 namespace host {
 
 TensorView weight_and_reduce(const WeightAndReduce& policy,

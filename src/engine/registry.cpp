@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "core/text.h"
 #include "engine/join.h"
 #include "engine/local_engine.h"
 
@@ -37,16 +38,17 @@ constexpr std::array<EngineInfo, 3> kEngines{{
 
 std::span<const EngineInfo> all_engines() { return kEngines; }
 
+std::vector<std::string_view> engine_names() {
+  std::vector<std::string_view> names{kAuto};
+  for (const EngineInfo& engine : kEngines) names.emplace_back(engine.name);
+  return names;
+}
+
 void require_engine(const std::string& name, const JoinRequest& request) {
-  std::vector<const char*> names;
-  bool is_known = name == kAuto;
-  for (const EngineInfo& engine : kEngines) {
-    is_known = is_known || name == engine.name;
-    names.push_back(engine.name);
-  }
-  require(is_known, Errc::kInvalidArgument,
-          "group: engine \"{}\" is not in this build; built with: {}", name,
-          fmt::join(names, ", "));
+  const std::vector<std::string_view> names = engine_names();
+  if (std::ranges::find(names, name) == names.end())
+    fail(Errc::kInvalidArgument, "group: engine {} is not in this build; built with: {}{}",
+         quote(name), fmt::join(names.begin() + 1, names.end(), ", "), nearest_names(name, names));
   require(name != kLocal || request.ranks.size == 1, Errc::kInvalidArgument,
           "group: engine \"local\" has its ranks in one process, but {} started {}; use engine "
           "\"shm\"",

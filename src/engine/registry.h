@@ -8,6 +8,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "engine/engine.h"
 #include "transport/env.h"
@@ -35,6 +37,8 @@ struct EngineInfo {
 };
 
 std::span<const EngineInfo> all_engines();
+/// "auto" and theirs.
+std::vector<std::string_view> engine_names();
 
 /// What join_engine says before it meets anybody. Errors: kInvalidArgument.
 void require_engine(const std::string& name, const JoinRequest& request);

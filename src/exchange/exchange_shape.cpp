@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/bytes.h"
+#include "core/enum_names.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -60,12 +61,10 @@ void check_experts_per_rank(const ExchangeConfig& config, int num_ranks) {
 }
 
 void check_enums(const ExchangeConfig& config) {
-  require_range("layout", static_cast<std::int64_t>(config.layout), 0, 4);
-  require_range("scale_layout", static_cast<std::int64_t>(config.scale_layout), 0, 3);
-  require_range("overflow", static_cast<std::int64_t>(config.overflow), 0, 1);
-  require(config.reduce <= Reduce::kPerHost, Errc::kInvalidArgument,
-          "exchange: reduce is {}, must be per_expert, per_rank or per_host",
-          static_cast<int>(config.reduce));
+  require_enum("exchange", config.layout);
+  require_enum("exchange", config.scale_layout);
+  require_enum("exchange", config.overflow);
+  require_enum("exchange", config.reduce);
 }
 
 void check_layout(const ExchangeConfig& config) {
@@ -90,12 +89,10 @@ void check_layout(const ExchangeConfig& config) {
 void check_schemes(const ExchangeConfig& config) {
   check_scheme("exchange", config.scheme);
   check_scheme("exchange", config.combine_scheme);
-  const QuantScheme& back = config.combine_scheme;
-  require(back.group != ScaleGroup::kTensor && !back.needs_tensor_scale() && !back.is_simulated(),
-          Errc::kNotSupported,
+  require(is_returnable(config.combine_scheme), Errc::kNotSupported,
           "exchange: combine_scheme is {}, must be bf16, f16, f32 or have scales of its own in "
           "each row",
-          name_of(back));
+          name_of(config.combine_scheme));
   for (const QuantScheme& scheme : {config.scheme, config.combine_scheme}) {
     require((config.hidden * bits_of(scheme.dtype)) % 8 == 0 || scheme.is_simulated(),
             Errc::kInvalidArgument, "exchange: hidden is {} with {} elements, must be even",
@@ -243,7 +240,7 @@ NamedValues agreed_fields(const ExchangeConfig& config) {
           {"layout", name_of(config.layout)},
           {"slices_experts", flag(config.slices_experts)},
           {"scheme", name_of(config.scheme)},
-          {"scale_layout", std::to_string(static_cast<int>(config.scale_layout))},
+          {"scale_layout", name_of(config.scale_layout)},
           {"payload_bytes", fmt::format("{}", fmt::join(config.payload_bytes, " "))},
           {"reduce", name_of(config.reduce)},
           {"combine_scheme", name_of(config.combine_scheme)},
@@ -252,7 +249,7 @@ NamedValues agreed_fields(const ExchangeConfig& config) {
           {"worst_case_rows", flag(config.worst_case_rows)},
           {"zero_padding", flag(config.zero_padding)},
           {"capacity", std::to_string(config.capacity)},
-          {"overflow", config.overflow == Overflow::kDrop ? "drop" : "error"},
+          {"overflow", enum_name(config.overflow)},
           {"max_in_flight", std::to_string(config.max_in_flight)}};
 }
 

@@ -41,7 +41,7 @@ HostsShape common_shape(const json& document, const std::string& path) {
   shape.num_micro_batches = settings.integer_or("micro_batches", 1, 1, 64);
   shape.experts = settings.text_or("experts", "exact");
   shape.seed = settings.unsigned_or("seed", 1, kMaxSeed);
-  const auto operation = measure::operation_from_name(settings.text_or("op", ""));
+  const auto operation = enum_from_name<measure::Operation>(settings.text_or("op", ""));
   const auto layout = layout_from_name(settings.text_or("layout", ""));
   const auto scheme = scheme_from_name(settings.text_or("scheme", ""));
   const auto reduce = reduce_from_name(settings.text_or("reduce", ""));

@@ -3,7 +3,6 @@
 #include "measure/bench_shape.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "switchyard/scale_layout.h"
@@ -14,22 +13,9 @@
 namespace switchyard::measure {
 namespace {
 
-constexpr std::array<const char*, 4> kOperations{"dispatch", "combine", "pair", "layer"};
-
 bool is_exchange(Operation operation) { return operation != Operation::kLayer; }
 
 }  // namespace
-
-const char* name_of(Operation operation) noexcept {
-  return kOperations[static_cast<std::size_t>(operation)];
-}
-
-std::optional<Operation> operation_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kOperations.size(); ++i) {
-    if (name == kOperations[i]) return static_cast<Operation>(i);
-  }
-  return std::nullopt;
-}
 
 ExchangeConfig BenchShape::exchange_config() const {
   ExchangeConfig config;

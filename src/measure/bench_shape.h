@@ -11,6 +11,7 @@
 
 #include "switchyard/exchange_config.h"
 
+#include "core/enum_names.h"
 #include "measure/routing_pattern.h"
 #include "measure/workload.h"
 
@@ -23,8 +24,15 @@ enum class Operation : std::uint8_t {
   kLayer,  ///< prepare, experts with random weights, finalize
 };
 
-const char* name_of(Operation operation) noexcept;
-std::optional<Operation> operation_from_name(std::string_view name) noexcept;
+}  // namespace switchyard::measure
+
+template <>
+inline constexpr auto switchyard::kEnumTable<switchyard::measure::Operation> =
+    switchyard::enum_table("op", "dispatch", "combine", "pair", "layer");
+
+namespace switchyard::measure {
+
+inline const char* name_of(Operation operation) noexcept { return enum_name(operation); }
 
 /// The same on every rank.
 struct BenchShape {

@@ -2,8 +2,7 @@
 
 #include "switchyard/expert_placement.h"
 
-#include <array>
-
+#include "core/enum_names.h"
 #include "core/fail.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
@@ -12,12 +11,6 @@ namespace switchyard {
 namespace {
 
 constexpr std::int32_t kMaxPlacedExperts = 65535;
-constexpr std::array<const char*, 2> kStrategyNames{"linear", "round_robin"};
-
-void check_strategy(const char* function, PlacementStrategy strategy) {
-  require(strategy <= PlacementStrategy::kRoundRobin, Errc::kInvalidArgument,
-          "{}: strategy is {}, want linear or round_robin", function, static_cast<int>(strategy));
-}
 
 void check_ranks(const char* function, std::int32_t num_ranks, std::int32_t rank,
                  std::int32_t num_experts) {
@@ -50,21 +43,10 @@ void map_by_table(const char* function, const TensorView& ids, std::span<const T
 
 }  // namespace
 
-const char* name_of(PlacementStrategy strategy) noexcept {
-  const auto index = static_cast<std::size_t>(strategy);
-  return index < kStrategyNames.size() ? kStrategyNames[index] : "unknown";
-}
-
-std::optional<PlacementStrategy> placement_strategy_from_name(std::string_view name) noexcept {
-  if (name == kStrategyNames[0]) return PlacementStrategy::kLinear;
-  if (name == kStrategyNames[1]) return PlacementStrategy::kRoundRobin;
-  return std::nullopt;
-}
-
 ExpertMap determine_expert_map(std::int32_t num_ranks, std::int32_t rank, std::int32_t num_experts,
                                PlacementStrategy strategy) {
   check_ranks("determine_expert_map", num_ranks, rank, num_experts);
-  check_strategy("determine_expert_map", strategy);
+  require_enum("determine_expert_map", strategy);
   const ExpertOwnership ownership{num_experts, num_ranks};
   ExpertMap map{ownership.count(rank), {}, global_ids_of(ownership, rank, strategy)};
   if (num_ranks == 1) return map;
@@ -77,7 +59,7 @@ ExpertMap determine_expert_map(std::int32_t num_ranks, std::int32_t rank, std::i
 }
 
 PlacementChoice choose_placement(PlacementStrategy requested, const PlacementFacts& facts) {
-  check_strategy("choose_placement", requested);
+  require_enum("choose_placement", requested);
   require(facts.num_expert_groups >= 0 && facts.num_redundant_experts >= 0, Errc::kInvalidArgument,
           "choose_placement: there are {} expert groups and {} redundant experts, want at least 0",
           facts.num_expert_groups, facts.num_redundant_experts);

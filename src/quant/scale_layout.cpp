@@ -4,18 +4,14 @@
 
 #include "switchyard/scale_layout.h"
 
-#include <array>
-
 #include "core/bytes.h"
+#include "core/enum_names.h"
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "quant/scale_plane.h"
 
 namespace switchyard {
 namespace {
-
-// By ScaleLayout.
-constexpr std::array kNames{"row_major", "column_major", "column_major_aligned", "swizzled"};
 
 constexpr std::int64_t kTileRows = ScaleGeometry::kTileRows;
 constexpr std::int64_t kQuad = ScaleGeometry::kTileScales;
@@ -55,32 +51,19 @@ bool fits_in(std::int64_t size, std::int64_t padded, std::int64_t alignment) {
 
 }  // namespace
 
-const char* name_of(ScaleLayout layout) noexcept {
-  const auto index = static_cast<std::size_t>(layout);
-  return index < kNames.size() ? kNames[index] : "unknown";
-}
-
-std::optional<ScaleLayout> scale_layout_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<ScaleLayout>(i);
-  }
-  return std::nullopt;
-}
-
 std::int64_t num_scale_elements(ScaleLayout layout, std::int64_t num_rows,
                                 std::int64_t num_scales) {
   check_size("num_rows", num_rows);
+  require_enum("scales", layout);
   check_size("num_scales", num_scales);
   switch (layout) {
     case ScaleLayout::kRowMajor:
     case ScaleLayout::kColumnMajor: return checked_mul(num_rows, num_scales);
     case ScaleLayout::kColumnMajorAligned:
       return checked_mul(checked_align_up(num_rows, kAlignedRows), num_scales);
-    case ScaleLayout::kSwizzled:
-      return checked_mul(checked_align_up(num_rows, kTileRows),
-                         checked_align_up(num_scales, kQuad));
+    case ScaleLayout::kSwizzled: break;
   }
-  fail(Errc::kInvalidArgument, "scales: layout is {}, want from 0 to 3", static_cast<int>(layout));
+  return checked_mul(checked_align_up(num_rows, kTileRows), checked_align_up(num_scales, kQuad));
 }
 
 TensorView view_scales(const void* data, DType dtype, ScaleLayout layout, std::int64_t num_rows,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// scheme.cpp: tables of the named schemes and of all valid ones. A new format needs a row in each,
-// an element in codec.h, a rule in scale_rules.h and a vectorized version behind rows.h.
+// scheme.cpp: the table of all valid schemes. A new format needs a row here and one in
+// kNamedSchemes, an element in codec.h, a rule in scale_rules.h and a vectorized version behind
+// rows.h.
 
 #include "quant/scheme.h"
 
@@ -13,27 +14,6 @@
 
 namespace switchyard {
 namespace {
-
-struct NamedScheme {
-  const char* name;
-  QuantScheme scheme;
-};
-
-constexpr std::array<NamedScheme, 15> kSchemes{{{"none", schemes::kNone},
-                                                {"fp8_block", schemes::kFp8Block},
-                                                {"fp8_block_deepep", schemes::kFp8BlockDeepEp},
-                                                {"fp8_ue8m0", schemes::kFp8Ue8m0},
-                                                {"fp8_ue8m0_deepep", schemes::kFp8Ue8m0DeepEp},
-                                                {"fp8_token", schemes::kFp8Token},
-                                                {"fp8_tensor", schemes::kFp8Tensor},
-                                                {"int8_token", schemes::kInt8Token},
-                                                {"int8_tensor", schemes::kInt8Tensor},
-                                                {"int8_block", schemes::kInt8Block},
-                                                {"nvfp4", schemes::kNvfp4},
-                                                {"mxfp4", schemes::kMxfp4},
-                                                {"mxfp6_e3m2", schemes::kMxfp6E3M2},
-                                                {"mxfp6_e2m3", schemes::kMxfp6E2M3},
-                                                {"mxfp8", schemes::kMxfp8}}};
 
 // Every valid combination; block 0 stands for any size.
 constexpr std::array<QuantScheme, 16> kMeanings{
@@ -108,12 +88,31 @@ bool is_alike(const QuantScheme& a, const QuantScheme& b) {
 
 std::vector<QuantScheme> named_schemes() {
   std::vector<QuantScheme> schemes;
-  for (const NamedScheme& named : kSchemes) schemes.push_back(named.scheme);
+  for (const NamedScheme& named : kNamedSchemes) schemes.push_back(named.scheme);
   return schemes;
+}
+
+std::vector<std::string_view> scheme_names(bool (*includes)(const QuantScheme&)) {
+  std::vector<std::string_view> names;
+  for (const NamedScheme& named : kNamedSchemes) {
+    if (includes == nullptr || includes(named.scheme)) names.emplace_back(named.name);
+  }
+  return names;
+}
+
+std::optional<DType> wide_dtype_from_name(std::string_view name) {
+  const std::optional<DType> dtype = dtype_from_name(name);
+  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ? dtype
+                                                                               : std::nullopt;
 }
 
 bool has_row_scales(const QuantScheme& scheme) {
   return scheme.is_quantized() && !scheme.is_simulated() && scheme.group != ScaleGroup::kTensor;
+}
+
+bool is_returnable(const QuantScheme& scheme) {
+  return scheme.group != ScaleGroup::kTensor && !scheme.needs_tensor_scale() &&
+         !scheme.is_simulated();
 }
 
 std::vector<ScaleLayout> layouts_of(const QuantScheme& scheme) {
@@ -152,14 +151,14 @@ void check_hidden(const char* function, const QuantScheme& scheme, std::int64_t 
 }
 
 std::optional<QuantScheme> scheme_from_name(std::string_view name) {
-  for (const NamedScheme& known : kSchemes) {
+  for (const NamedScheme& known : kNamedSchemes) {
     if (name == known.name) return known.scheme;
   }
   return std::nullopt;
 }
 
 std::string name_of(const QuantScheme& scheme) {
-  for (const NamedScheme& known : kSchemes) {
+  for (const NamedScheme& known : kNamedSchemes) {
     if (scheme == known.scheme) return known.name;
   }
   if (!scheme.is_quantized()) return fmt::format("{}, not quantized", name_of(scheme.dtype));

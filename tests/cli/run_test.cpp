@@ -164,7 +164,7 @@ struct BadCall {
 TEST(RunTest, UsageErrorsAreNamed) {
   const std::vector<BadCall> calls{
       {{"--ranks", "0"}, 2, "switchyard: invalid_argument: run: --ranks: Value 0 not in range"},
-      {{"--scheme", "fp8"}, 2, "--scheme: \"fp8\", must be one of none, fp8_block, "},
+      {{"--scheme", "fp8"}, 2, "--scheme: \"fp8\", must be none, fp8_block, "},
       {{"--scheme", "fp8"}, 2, "; nearest: \"fp8_block\", \"fp8_block_deepep\", \"fp8_tensor\";"},
       {{"--prepare", "lowlatency"}, 2, "; nearest: \"low_latency\"; see switchyard help run\n"},
       {{"--prepare", "pplx"}, 2, "--prepare"},

@@ -12,9 +12,7 @@
 extern "C" {
 #endif
 
-/// What a scheme stores for rows of `hidden` elements. Schemes: "none", "fp8_block",
-/// "fp8_block_deepep", "fp8_ue8m0", "fp8_ue8m0_deepep", "fp8_token", "fp8_tensor", "int8_token",
-/// "int8_tensor", "int8_block", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8".
+/// What a scheme stores for rows of `hidden` elements. Schemes: those of docs/schemes.md.
 typedef struct sy_scheme_info {
   size_t struct_size;
   int64_t num_scales;      ///< S; 0 without scales

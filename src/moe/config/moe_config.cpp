@@ -17,8 +17,6 @@ namespace {
 constexpr std::int32_t kMaxExperts = 65535;
 constexpr std::int32_t kMaxTopk = 64;
 
-constexpr std::array<const char*, 6> kActivationNames{"silu",        "gelu",        "swigluoai",
-                                                      "silu_no_mul", "gelu_no_mul", "relu2_no_mul"};
 constexpr std::array<const char*, 3> kFlashInferBackends{"throughput", "latency", "masked_gemm"};
 
 void check_sizes(const MoEConfig& c) {
@@ -80,18 +78,6 @@ void check_at_most(const char* what, T value, T min, T max) {
 }
 
 }  // namespace
-
-const char* name_of(MoEActivation activation) noexcept {
-  const auto index = static_cast<std::size_t>(activation);
-  return index < kActivationNames.size() ? kActivationNames[index] : "unknown";
-}
-
-std::optional<MoEActivation> moe_activation_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kActivationNames.size(); ++i) {
-    if (name == kActivationNames[i]) return static_cast<MoEActivation>(i);
-  }
-  return std::nullopt;
-}
 
 bool is_gated(MoEActivation activation) noexcept { return activation <= MoEActivation::kSwigluOai; }
 

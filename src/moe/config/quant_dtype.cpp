@@ -9,10 +9,6 @@ namespace {
 
 using Q = QuantDType;
 
-constexpr std::array<const char*, 13> kNames{
-    "none",       "fp8_e4m3", "int8", "fp8",        "nvfp4",      "mxfp4", "mxfp6_e3m2",
-    "mxfp6_e2m3", "mxfp8",    "int4", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"};
-
 struct OcpMxRow {
   OcpMxScheme scheme;
   QuantDType activation;
@@ -37,18 +33,6 @@ constexpr std::array<OcpMxRow, 11> kOcpMx{
      {OcpMxScheme::kWMxfp6E2M3AFp8, Q::kFp8, Q::kMxfp6E2M3, "w_mxfp6_e2m3_a_fp8"}}};
 
 }  // namespace
-
-const char* name_of(QuantDType dtype) noexcept {
-  const auto index = static_cast<std::size_t>(dtype);
-  return index < kNames.size() ? kNames[index] : "unknown";
-}
-
-std::optional<QuantDType> quant_dtype_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<QuantDType>(i);
-  }
-  return std::nullopt;
-}
 
 bool is_element_type(QuantDType dtype) noexcept {
   return dtype == Q::kFp8E4M3 || dtype == Q::kInt8;

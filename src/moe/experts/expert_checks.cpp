@@ -7,6 +7,7 @@
 
 #include "core/bytes.h"
 #include "core/check_matrix.h"
+#include "core/enum_names.h"
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "moe/experts/expert_input.h"
@@ -99,10 +100,7 @@ void check_bias(const char* function, const char* name, const TensorView& bias,
 }
 
 void check_activation(const char* function, const Activation& activation) {
-  require(activation.kind == ActivationKind::kSiluMul ||
-              activation.kind == ActivationKind::kClampedSwiGlu,
-          Errc::kInvalidArgument, "{}: activation is {}, want kSiluMul or kClampedSwiGlu", function,
-          static_cast<int>(activation.kind));
+  require_enum(function, activation.kind);
   if (activation.kind == ActivationKind::kSiluMul) return;
   require(
       std::isfinite(activation.alpha) && std::isfinite(activation.beta) && activation.limit > 0.0f,

@@ -24,10 +24,6 @@ constexpr std::array<PrepareRecipe, 7> kRecipes{{
     {PrepareKind::kLocal, Layout::kAllGather, Reduce::kPerExpert, false, false, false, 1},
 }};
 
-constexpr std::array<const char*, 7> kNames{"low_latency", "elastic_decode", "elastic_prefill",
-                                            "all_gather",  "all_to_all",     "all_to_all_one_sided",
-                                            "local"};
-
 constexpr std::array<std::int64_t, 8> kLowLatencyHiddens{2048, 2560, 3072, 4096,
                                                          5120, 6144, 7168, 8192};
 
@@ -95,18 +91,6 @@ void check_placement(const PrepareRecipe& recipe, const PrepareFinalizeConfig& c
 }
 
 }  // namespace
-
-const char* name_of(PrepareKind kind) noexcept {
-  const auto index = static_cast<std::size_t>(kind);
-  return index < kNames.size() ? kNames[index] : "unknown";
-}
-
-std::optional<PrepareKind> prepare_kind_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<PrepareKind>(i);
-  }
-  return std::nullopt;
-}
 
 const PrepareRecipe& recipe_of(PrepareKind kind) {
   const auto index = static_cast<std::size_t>(kind);

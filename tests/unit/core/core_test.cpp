@@ -9,6 +9,7 @@
 
 #include "switchyard/dtype.h"
 #include "switchyard/error.h"
+#include "switchyard/layout.h"
 #include "switchyard/log.h"
 #include "switchyard/tensor.h"
 #include "switchyard/version.h"
@@ -16,6 +17,7 @@
 #include "core/aligned_buffer.h"
 #include "core/bytes.h"
 #include "core/clock.h"
+#include "core/enum_names.h"
 #include "core/even_parts.h"
 #include "core/format_ranks.h"
 #include "core/log.h"
@@ -126,6 +128,17 @@ TEST(DTypeTest, NamesRoundTrip) {
   EXPECT_EQ(dtype_from_name("bf17"), std::nullopt);
   EXPECT_EQ(bits_of(DType::kE2M1), 4);
   EXPECT_EQ(bits_of(DType::kBF16), 16);
+}
+
+TEST(EnumNamesTest, ValuesAndNamesFromOutsideAreChecked) {
+  EXPECT_EQ(enum_from_name<Layout>("by_rank"), Layout::kByRank);
+  EXPECT_STREQ(enum_name(Layout::kByRank), "by_rank");
+  EXPECT_STREQ(enum_name(static_cast<Layout>(5)), "unknown");
+  EXPECT_EQ(must_be("error ", kEnumTable<Overflow>.names),
+            "\"error \", must be error or drop; nearest: \"error\"");
+  test::expect_error(Errc::kInvalidArgument,
+                     "f: reduce is 3, must be per_expert, per_rank or per_host",
+                     [] { require_enum("f", static_cast<Reduce>(3)); });
 }
 
 TEST(TensorTest, KnowsShapeStridesAndBytes) {

@@ -88,9 +88,9 @@ TEST(BenchShapeTest, WhatDoesNotGoTogetherIsRefused) {
 
 TEST(BenchShapeTest, OperationNamesGoBothWays) {
   for (const char* name : {"dispatch", "combine", "pair", "layer"}) {
-    EXPECT_STREQ(name_of(operation_from_name(name).value()), name);
+    EXPECT_STREQ(name_of(enum_from_name<Operation>(name).value()), name);
   }
-  EXPECT_FALSE(operation_from_name("reduce").has_value());
+  EXPECT_FALSE(enum_from_name<Operation>("reduce").has_value());
 }
 
 }  // namespace

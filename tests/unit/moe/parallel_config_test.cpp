@@ -198,7 +198,7 @@ TEST(All2AllBackendTest, Properties) {
     EXPECT_EQ(is_batched, backend == Backend::kPplx ||
                               ParallelConfig::make(options).use_batched_activation_format());
   }
-  expect_invalid("backend is 12, want from 0 to 11",
+  expect_invalid("backend is 12, must be allgather_reducescatter,",
                  [] { (void)properties_of(static_cast<Backend>(kNumBackends)); });
 }
 

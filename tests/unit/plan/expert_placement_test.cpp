@@ -29,7 +29,8 @@ TEST(ExpertMapTest, RefusesWhatCannotBe) {
   refuses("rank is -1", 2, -1, 8, kLinear);
   refuses("num_experts is 0", 2, 0, 0, kLinear);
   refuses("num_experts is 2147483647", 2, 0, kMax, kRoundRobin);
-  refuses("strategy is 2, want linear or round_robin", 2, 0, 8, static_cast<PlacementStrategy>(2));
+  refuses("strategy is 2, must be linear or round_robin", 2, 0, 8,
+          static_cast<PlacementStrategy>(2));
   EXPECT_EQ(determine_expert_map(kMax, kMax - 1, 8, kRoundRobin).num_local_experts, 0);
 }
 

@@ -213,7 +213,7 @@ TEST(ScaleLayoutTest, RefusesWrongShapesAndHostileSizes) {
                                 std::int64_t{1} << 31, 4);
     });
   }
-  expect_error(code, "layout is 9, want from 0 to 3",
+  expect_error(code, "scale_layout is 9, must be row_major,",
                [] { (void)num_scale_elements(static_cast<ScaleLayout>(9), 1, 1); });
   expect_error(code, "want the rows and scales of u8 [3, 5]", [&] {
     relayout_scales(rows, Tensor(DType::kU8, {3, 6}));
