@@ -13,7 +13,22 @@ namespace {
 // What received_memory.h aligns to.
 constexpr std::size_t kDirectAlignment = 256;
 
+// A CTA of 512 threads counts so many tokens in one round. Every sender reads the counts of all
+// parts, so there are few where ranks are many.
+constexpr std::int64_t kTokensOfPart = 512;
+constexpr std::int64_t kMaxCountParts = 16;
+constexpr std::int64_t kMaxCountsOfCall = 1024;
+
 }  // namespace
+
+CountParts count_parts(int num_ranks, std::int64_t max_tokens) {
+  const std::int64_t tokens = std::max<std::int64_t>(1, max_tokens);
+  const std::int64_t counts_of_part = std::int64_t{num_ranks} * num_ranks;
+  const std::int64_t most =
+      std::clamp<std::int64_t>(kMaxCountsOfCall / counts_of_part, 1, kMaxCountParts);
+  const std::int64_t size = cdiv(tokens, std::min(most, cdiv(tokens, kTokensOfPart)));
+  return {static_cast<std::int32_t>(cdiv(tokens, size)), static_cast<std::int32_t>(size)};
+}
 
 DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset, std::int64_t num_rows,
                                 std::size_t received_bytes) {
@@ -30,7 +45,11 @@ DirectLayout make_direct_layout(const PushLayout& layout, std::size_t offset, st
   DirectLayout direct;
   direct.num_ranks = layout.shape.num_ranks;
   direct.num_columns = layout.num_columns();
-  direct.counts_offset = part(ranks * ranks, kRecordBytes);
+  // Of shorter calls, which may have as many parts as the longest.
+  direct.max_parts = count_parts(direct.num_ranks, layout.shape.max_tokens).count;
+  direct.counts_offset =
+      part(ranks * ranks * static_cast<std::size_t>(direct.max_parts), kRecordBytes);
+  direct.senders_offset = part(2 * ranks, kRecordBytes);
   direct.flags_offset = part(ranks * kMaxDirectSenders, kRecordBytes);
   direct.ready_offset = part(ranks, kRecordBytes);
   direct.return_flags_offset = part(checked_mul(tokens, columns), kRecordBytes);

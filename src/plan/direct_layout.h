@@ -3,8 +3,9 @@
 // direct_layout.h: the part of a push window that rows stored straight to their places need
 // (docs/design.md), for host and device code. Offsets are from the beginning of the window.
 //
-//   P counts     how many rows each source has for each rank
-//   P flags      of the CTAs of each source: their rows are there
+//   P counts     how many rows each source has for each rank, by parts of its tokens
+//   2 x P        how many senders each source has; two sets alternate from call to call
+//   P flags      of the senders of each source: their rows are there
 //   P ready      how each rank returns rows (DirectReturn)
 //   T x columns  flags of returned rows
 //   P x T        what a combine knows of an arrived row: its token, and the row of each choice
@@ -13,7 +14,8 @@
 //   results      rows of this rank's experts, for peers to read; or, where no rank's rows lie
 //                there, the returned rows of own tokens, which peers store
 //
-// Counts and flags are records {value, tag} as in cuda/exchange/wire.cuh and never cleared.
+// Counts, senders and flags are records {value, tag} as in cuda/exchange/wire.cuh and never
+// cleared.
 #pragma once
 
 #include <cstddef>
@@ -35,10 +37,20 @@ enum class DirectReturn : std::uint32_t {
 /// Senders of a dispatch, at most: each has a flag.
 inline constexpr int kMaxDirectSenders = 512;
 
+/// How the tokens of a rank are cut into parts that are counted one by one. All ranks cut alike.
+struct CountParts {
+  std::int32_t count = 1;
+  std::int32_t tokens = 1;  ///< per part
+};
+/// For calls of at most `max_tokens` per rank.
+CountParts count_parts(int num_ranks, std::int64_t max_tokens);
+
 struct DirectLayout {
   std::int32_t num_ranks = 0;
   std::int32_t num_columns = 0;
+  std::int32_t max_parts = 0;
   std::size_t counts_offset = 0;
+  std::size_t senders_offset = 0;
   std::size_t flags_offset = 0;
   std::size_t ready_offset = 0;
   std::size_t return_flags_offset = 0;
@@ -49,12 +61,18 @@ struct DirectLayout {
   std::size_t results_offset = 0;
   std::size_t end = 0;  ///< 0: the window has no such part
 
-  /// How many rows rank `source` has for rank `to`.
-  SWITCHYARD_HOST_DEVICE std::size_t count(int source, int to) const {
-    return counts_offset + static_cast<std::size_t>(source * num_ranks + to) * kRecordBytes;
+  /// How many rows rank `source` has for rank `to` in a part of its tokens.
+  SWITCHYARD_HOST_DEVICE std::size_t count(int source, int part, int to) const {
+    return counts_offset +
+           static_cast<std::size_t>((source * max_parts + part) * num_ranks + to) * kRecordBytes;
   }
-  /// What CTA `sender` of rank `source` had to store is there. The value is how many senders there
-  /// are.
+  SWITCHYARD_HOST_DEVICE std::size_t senders(std::uint64_t call, int source) const {
+    const auto set = static_cast<std::size_t>(call & 1);
+    return senders_offset +
+           (set * static_cast<std::size_t>(num_ranks) + static_cast<std::size_t>(source)) *
+               kRecordBytes;
+  }
+  /// What sender `sender` of rank `source` had to store is there.
   SWITCHYARD_HOST_DEVICE std::size_t flag(int source, int sender) const {
     return flags_offset +
            static_cast<std::size_t>(source * kMaxDirectSenders + sender) * kRecordBytes;

@@ -175,15 +175,18 @@ CombineCtas combine_ctas(const GridRequest& request, const PushLayout& layout,
 }
 
 DispatchCtas direct_dispatch_ctas(const GridRequest& request, const PushLayout& layout,
-                                  std::int32_t num_tokens) {
+                                  std::int32_t num_tokens, const DirectChunks& chunks) {
   DispatchCtas grid;
-  const std::int64_t num_chunks = std::int64_t{std::max(1, num_tokens)} * layout.num_chunks;
+  const std::int64_t num_chunks = std::int64_t{std::max(1, num_tokens)} * chunks.of_row;
   grid.num_notify_ctas =
       clamp_int(layout.shape.num_ranks, 1, request.max_ctas / kNotifyCtasOfDispatch);
-  const int most =
-      std::min(kMaxDirectSenders, request.max_ctas - (request.sends ? grid.num_notify_ctas : 0));
-  grid.num_senders = clamp_int(cdiv<std::int64_t>(num_chunks, kExchangeWarps), 1, most);
-  grid.chunks_per_item = taken_chunks(num_chunks, layout.num_chunks, 1, grid.num_senders);
+  // One that receives where none announces.
+  const int others = request.sends ? grid.num_notify_ctas : 1;
+  grid.num_senders = clamp_int(cdiv<std::int64_t>(num_chunks, kExchangeWarps), 1,
+                               std::min(kMaxDirectSenders, request.max_ctas - others));
+  // As few rounds as possible, of short items.
+  const std::int64_t warps = std::int64_t{grid.num_senders} * kExchangeWarps;
+  grid.chunks_per_item = clamp_int(cdiv(num_chunks, warps), 1, chunks.together);
   return grid;
 }
 

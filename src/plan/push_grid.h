@@ -89,14 +89,20 @@ struct CombineCtas {
 /// are aligned, and the shared memory (cuda/exchange/exchange_args.h).
 bool can_stream(const PushLayout& layout, Reduce reduce);
 
-/// For `num_tokens` of this rank. Pure. The direct ones are those of push_path.h: notify CTAs only
-/// count, all others send, and every CTA of a combine sends and receives.
+/// How the warps of a direct dispatch cut rows.
+struct DirectChunks {
+  std::int32_t of_row = 1;
+  std::int32_t together = 1;  ///< what a warp takes at a time, at most
+};
+
+/// For `num_tokens` of this rank. Pure. The direct ones are those of push_path.h: senders come
+/// first, notify CTAs follow, and every CTA of a combine sends and receives.
 DispatchCtas dispatch_ctas(const GridRequest& request, const PushLayout& layout,
                            std::int32_t num_tokens);
 CombineCtas combine_ctas(const GridRequest& request, const PushLayout& layout,
                          std::int32_t num_tokens);
 DispatchCtas direct_dispatch_ctas(const GridRequest& request, const PushLayout& layout,
-                                  std::int32_t num_tokens);
+                                  std::int32_t num_tokens, const DirectChunks& chunks);
 CombineCtas direct_combine_ctas(const GridRequest& request, const PushLayout& layout,
                                 std::int32_t num_tokens);
 

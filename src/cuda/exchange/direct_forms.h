@@ -7,7 +7,10 @@
 
 namespace switchyard::cuda {
 
-/// See dispatch_forms.h.
+/// Rows that are copied, in whole units.
+void direct_copy(const DirectDispatchArgs& args, Phases phases, bool programmatic,
+                 cudaStream_t stream);
+/// See dispatch_forms.h. The first also serves codes of 8 bits that stay as they are.
 void direct_other8(const DirectDispatchArgs& args, Phases phases, bool programmatic,
                    cudaStream_t stream);
 void direct_form4(const DirectDispatchArgs& args, Phases phases, bool programmatic,

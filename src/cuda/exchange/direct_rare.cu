@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 
 void direct_other8(const DirectDispatchArgs& args, Phases phases, bool programmatic,
                    cudaStream_t stream) {
-  launch_direct_form<OtherForm8>(args, phases, programmatic, stream);
+  launch_direct_form<AnyForm<StoredForm8, OtherForm8>>(args, phases, programmatic, stream);
 }
 
 void direct_form4(const DirectDispatchArgs& args, Phases phases, bool programmatic,

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "core/round_up.h"
+#include "cuda/exchange/direct_args.h"
+
 namespace switchyard::cuda {
 namespace {
 
@@ -39,9 +42,15 @@ DispatchGrid dispatch_grid(const GridRequest& request, const PushLayout& layout,
   return with_divisors(dispatch_ctas(request, layout, num_tokens), layout, num_tokens);
 }
 
-DispatchGrid direct_dispatch_grid(const GridRequest& request, const PushLayout& layout,
-                                  std::int32_t num_tokens) {
-  return with_divisors(direct_dispatch_ctas(request, layout, num_tokens), layout, num_tokens);
+DispatchGrid direct_dispatch_grid(const GridRequest& request, const DispatchArgs& args) {
+  const DirectChunks chunks = direct_chunks(args);
+  DispatchGrid grid;
+  static_cast<DispatchCtas&>(grid) =
+      direct_dispatch_ctas(request, args.layout, args.tokens.count, chunks);
+  grid.by_topk = FastDivisor(args.layout.shape.num_topk);
+  grid.by_ranks = FastDivisor(args.layout.shape.num_ranks);
+  grid.by_chunks = FastDivisor(cdiv(chunks.of_row, grid.chunks_per_item));
+  return grid;
 }
 
 CombineGrid combine_grid(const GridRequest& request, const PushLayout& layout,

@@ -72,8 +72,7 @@ void PushExchange::run_direct_kernels() const {
 void PushExchange::launch_direct_rows(const Slot& slot, cuda::Phases phases, Stream stream) const {
   cuda::DirectDispatchArgs args = direct_dispatch_args(slot.kernels, slot.dispatch);
   const KernelRoom room = room_.of(stream);
-  args.grid =
-      cuda::direct_dispatch_grid(grid_request(slot, room, phases), args.layout, args.tokens.count);
+  args.grid = cuda::direct_dispatch_grid(grid_request(slot, room, phases), args);
   log_kernel("dispatch", kDirectPath,
              args.grid.num_ctas(cuda::sends(phases), cuda::receives(phases)));
   cuda::launch_direct_dispatch(args, phases, room.is_programmatic && is_short(slot), stream.get());

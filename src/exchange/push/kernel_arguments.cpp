@@ -274,7 +274,13 @@ cuda::CombineArgs combine_args(const SlotKernels& slot, const PushCombine& call)
 }
 
 cuda::DirectDispatchArgs direct_dispatch_args(const SlotKernels& slot, const PushDispatch& call) {
-  return {token_args(slot, call), slot.shape->direct};
+  const CountParts parts = count_parts(slot.shape->direct.num_ranks, call.max_tokens);
+  return {token_args(slot, call),
+          slot.shape->direct,
+          parts,
+          cuda::FastDivisor(parts.tokens),
+          cuda::FastDivisor(parts.count),
+          {}};
 }
 
 std::byte* direct_results(const SlotKernels& slot) {
