@@ -109,8 +109,9 @@ typedef struct sy_shared_expert {
   bool no_overlap;        ///< runs before prepare, not between the phases of combine
 } sy_shared_expert;
 
-/// Takes prepare_finalize and experts, which no other call may be using. When it fails their handles
-/// may or may not have ended: destroy them, which does no harm. `shared` may be NULL. Collective.
+/// Takes prepare_finalize and experts, which no other call may be using. When it fails their
+/// handles may or may not have ended: destroy them, which does no harm. `shared` may be NULL.
+/// Collective.
 SY_API sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* experts,
                                   const sy_shared_expert* shared, sy_kernel** kernel);
 
