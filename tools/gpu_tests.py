@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every test program that needs a GPU, several at a time, and writes what each took as JSON.
 
-Programs run whole, since a process per test would pay for a CUDA context each time. The longest start first;
-one that compares the free memory of a GPU before and after runs alone, at the end.
+Programs run whole, or in few shards, since a process per test would pay for a CUDA context each time. The longest
+start first; one that compares the free memory of a GPU before and after runs alone, at the end.
 
 usage: tools/gpu_tests.py [--build FOLDER] [--jobs N] [--limit SECONDS] [--python FOLDER] [--output FILE]
 Exits with 1 when a program failed or did not end, with 2 without a GPU.
@@ -21,6 +21,7 @@ import time
 
 FIRST = ["exchange_hosts_cuda_test", "bench_hosts_cuda_test", "cli_run_cuda_test"]  # those that take longest
 ALONE = ["device_window_process_test"]
+SHARDS = {"exchange_hosts_cuda_test": 3}  # programs that run as so many processes, each with a part of the tests
 
 
 def programs_of(build):
@@ -36,13 +37,22 @@ def programs_of(build):
     return found
 
 
-def run(name, command, limit, folder, environment):
+def jobs_of(name, path):
+    """(name, command, added environment) of each process of a program."""
+    shards = SHARDS.get(name, 1)
+    if shards == 1:
+        return [(name, [path], {})]
+    return [(f"{name}-{shard + 1}-of-{shards}", [path],
+             {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}) for shard in range(shards)]
+
+
+def run(name, command, added, limit, folder, environment):
     began = time.monotonic()
     log = folder / f"{name}.log"
     with log.open("w") as output:
         try:
             code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=max(limit, 1), check=False,
-                                  env=environment).returncode
+                                  env=environment | added).returncode
             result = "ok" if code == 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             result = f"did not end in {limit:.0f} s"
@@ -93,13 +103,13 @@ def main():
     if options.only:
         programs = {name: path for name, path in programs.items() if re.search(options.only, name)}
     names = sorted(programs, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
-    jobs = [(name, [programs[name]]) for name in names if name not in ALONE]
-    alone = [(name, [programs[name]]) for name in names if name in ALONE]
+    jobs = [job for name in names if name not in ALONE for job in jobs_of(name, programs[name])]
+    alone = [job for name in names if name in ALONE for job in jobs_of(name, programs[name])]
     environment = dict(os.environ, CUDA_MODULE_LOADING="EAGER")
     if options.python:
         environment["PYTHONPATH"] = options.python + os.pathsep + environment.get("PYTHONPATH", "")
-        jobs.insert(min(len(FIRST), len(jobs)), ("python", [sys.executable, "-m", "pytest", "-q", "-rf", "tests/python",
-                                                            "-k", "cuda or gpu or stream"]))
+        jobs.insert(0, ("python", [sys.executable, "-m", "pytest", "-q", "-rf", "tests/python", "-k",
+                                   "cuda or gpu or stream"], {}))
     began = time.monotonic()
     left = lambda: options.limit - (time.monotonic() - began)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -139,6 +139,11 @@ TEST(RunAccuracyTest, RightRunsOfEveryFamilyAndSchemeAreRight) {
     write_input(folder.file("activations.safetensors"),
                 write_synthetic_checkpoint(folder.path(), options));
     for (const QuantScheme& scheme : named_schemes()) {
+      // CUDA takes seconds to start for each run.
+      if (std::string(kDevice) == "cuda" && options.family != SyntheticFamily::kTinyMoe &&
+          scheme != schemes::kFp8Block) {
+        continue;
+      }
       const nlohmann::json json = run_json(
           {"--ranks", "2", "--engine", "local", "--scheme", name_of(scheme), "--device", kDevice},
           folder.path());
