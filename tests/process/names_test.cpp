@@ -215,7 +215,9 @@ TEST(NamesTest, GroupServerListensWhereRanksHaveMet) {
     ASSERT_TRUE(see_instead(kHosts, hosts)) << std::strerror(errno);
     EXPECT_TRUE(outer.rank() != 0 || add_address("10.0.0.5"));
     ASSERT_EQ(unshare(CLONE_NEWUTS), 0);
-    ASSERT_EQ(sethostname(outer.rank() == 0 ? "node0" : "node1", 5), 0);
+    const std::string name = outer.rank() == 0 ? "node0" : "node1";
+    ASSERT_EQ(sethostname(name.c_str(), name.size()), 0);
+    ASSERT_TRUE(see_instead("/proc/sys/kernel/random/boot_id", folder.write(name, name + "\n")));
     outer.barrier();
     for (const char* host : {"10.0.0.5", "node0"}) {
       const Group group = join(outer.rank(), host);
