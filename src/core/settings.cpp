@@ -43,8 +43,8 @@ constexpr std::array<SettingInfo, 17> kSettings{{
     {"SWITCHYARD_HEAP", "auto",
      "how GPUs of one host share memory: auto, same_process (threads), vmm, ipc or nccl"},
     {"SWITCHYARD_PUSH_PATH", "auto",
-     "for tests and measurements, how rows travel between GPUs: auto, slots, direct or large; the "
-     "same on every rank"},
+     "for tests and measurements, how rows travel between GPUs: auto, slots or direct; the same on "
+     "every rank"},
     {"SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter",
      "how a ParallelConfig moves tokens: a backend's name of configuration.md"},
     {"SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0", "1: a MoEConfig asks for FlashInfer's fp4 kernels"},

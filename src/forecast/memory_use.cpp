@@ -9,16 +9,23 @@
 #include "exchange/push/received_memory.h"
 #include "forecast/layer_time.h"
 #include "plan/host_crossings.h"
+#include "plan/push_path.h"
 
 namespace switchyard::forecast {
 namespace {
 
 // Of rank 0: no rank of hosts of one size has more.
 MemoryUse gpu_memory(const ExchangeConfig& config, int num_ranks, int num_hosts) {
-  const PushExchangeShape shape = make_push_exchange_shape(config, num_ranks, 0, RankLimit::kNone);
+  PushExchangeShape shape = make_push_exchange_shape(config, num_ranks, 0, RankLimit::kNone);
   const std::int64_t rows = shape.buffer_rows(0, config.max_tokens_per_rank);
   std::size_t window_bytes = shape.window_bytes;
   std::size_t receive_bytes = lay_out_received(nullptr, shape, 0, rows).num_bytes;
+  const PathFacts facts{.num_ranks = num_ranks, .is_over_hosts = num_hosts > 1, .gpu_can = true};
+  if (can_be_direct(shape.config, facts, PushPath::kAuto)) {  // received rows lie in the window
+    lay_out_direct(shape, 0);
+    window_bytes = shape.all_window_bytes();
+    receive_bytes = 0;
+  }
   if (num_hosts > 1) {
     const HostMap map(even_host_map(num_ranks, num_hosts));
     window_bytes = hosts_window_bytes(shape, map);

@@ -10,13 +10,12 @@ PushPath parse_push_path(const std::string& text) {
   if (text == "auto") return PushPath::kAuto;
   if (text == "slots") return PushPath::kSlots;
   if (text == "direct") return PushPath::kDirect;
-  if (text == "large") return PushPath::kLarge;
-  fail(Errc::kInvalidArgument,
-       "SWITCHYARD_PUSH_PATH is \"{}\", must be auto, slots, direct or large", text);
+  fail(Errc::kInvalidArgument, "SWITCHYARD_PUSH_PATH is \"{}\", must be auto, slots or direct",
+       text);
 }
 
 bool can_be_direct(const ExchangeConfig& config, const PathFacts& facts, PushPath asked) {
-  if (asked == PushPath::kAuto || asked == PushPath::kSlots) return false;
+  if (asked == PushPath::kSlots) return false;
   const bool is_token_major =
       config.layout != Layout::kExpanded && config.layout != Layout::kBatched;
   const bool has_fixed_scales = config.scheme.group != ScaleGroup::kBlock ||

@@ -23,7 +23,6 @@ constexpr const char* kDirectPath = "final places";  // in the log
 // Collective where it is asked for. Every rank lays out its window alike.
 void PushExchange::plan_direct() {
   path_ = parse_push_path(setting("SWITCHYARD_PUSH_PATH").text);
-  if (path_ == PushPath::kAuto || path_ == PushPath::kSlots) return;
   const PathFacts facts{.num_ranks = group_.size(),
                         .is_over_hosts = hosts_ != nullptr,
                         .takes_memory_to_size = options_.exact_memory,
@@ -32,10 +31,7 @@ void PushExchange::plan_direct() {
   const std::vector<std::string> all =
       group_.control().all_gather_text({Phase::kExchange, "direct rows"}, can ? "direct" : "slots");
   if (std::find(all.begin(), all.end(), "slots") != all.end()) return;
-  const std::int64_t rows = shape_.exchange.max_buffer_rows;
-  shape_.direct =
-      make_direct_layout(shape_.main, shape_.window_bytes, rows,
-                         lay_out_received(nullptr, shape_, group_.rank(), rows).num_bytes);
+  lay_out_direct(shape_, group_.rank());
 }
 
 // Peers write them, too.

@@ -118,7 +118,8 @@ void PushExchange::end(bool waits_for_peers) {
     may_free = barrier();
     for (Slot& slot : slots_) {
       if (slot.window && !may_free) slot.window->leave_memory();
-      slot.window.reset();
+      // Else received rows lie in it, which stay until the destructor.
+      if (!shape_.can_be_direct()) slot.window.reset();
     }
     if (hosts_ != nullptr && !may_free) hosts_->abort();
     if (hosts_ != nullptr) hosts_->free_memory();

@@ -28,4 +28,10 @@ ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape,
   return memory;
 }
 
+void lay_out_direct(PushExchangeShape& shape, int rank) {
+  const std::int64_t rows = shape.exchange.max_buffer_rows;
+  shape.direct = make_direct_layout(shape.main, shape.window_bytes, rows,
+                                    lay_out_received(nullptr, shape, rank, rows).num_bytes);
+}
+
 }  // namespace switchyard

@@ -36,4 +36,7 @@ struct ReceivedMemory {
 ReceivedMemory lay_out_received(std::byte* base, const PushExchangeShape& shape, int rank,
                                 std::int64_t num_rows);
 
+/// Adds the part of the window for rows stored straight to their places, received rows included.
+void lay_out_direct(PushExchangeShape& shape, int rank);
+
 }  // namespace switchyard

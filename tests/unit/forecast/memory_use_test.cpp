@@ -36,6 +36,23 @@ TEST(MemoryUseTest, PushWindowsAreThoseOfTheDesignPage) {
               32e6, 0.5e6);
 }
 
+// Rows of many tokens go straight to their places, in a part of the window; then no received rows
+// lie elsewhere.
+TEST(MemoryUseTest, TokenMajorLayoutsOfManyTokensHaveReceivedRowsInTheWindow) {
+  HostsShape shape = shape_of(8, 1, 256);
+  shape.layout = Layout::kCompact;
+  const MemoryUse slots = memory_use(shape, 256, "push", true);
+  EXPECT_GT(slots.receive_bytes, 0u);
+  HostsShape more = shape;
+  more.num_tokens = 257;
+  const MemoryUse direct = memory_use(more, 256, "push", true);
+  EXPECT_EQ(direct.receive_bytes, 0u);
+  const std::size_t rows = 8 * 257 * 7168;
+  EXPECT_GT(direct.window_bytes, slots.window_bytes + 3 * rows);  // fp8 received, bf16 results
+  more.layout = Layout::kExpanded;
+  EXPECT_GT(memory_use(more, 256, "push", true).receive_bytes, 0u);
+}
+
 // Calls of micro-batches are in flight together, each with a part of the tokens.
 TEST(MemoryUseTest, EveryMicroBatchHasASlot) {
   HostsShape split = shape_of(8, 1, 128);
