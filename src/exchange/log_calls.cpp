@@ -66,6 +66,10 @@ Dispatched log_received(Dispatched received) {
   return received;
 }
 
+void log_end(std::string_view why) {
+  log(LogLevel::kInfo, "exchange", "it ends without waiting for its peers: {}", why);
+}
+
 void log_kernel(std::string_view call, std::string_view path, int num_ctas) {
   log(LogLevel::kDebug, "exchange", "{}: a kernel of {} CTAs, rows by way of {}", call, num_ctas,
       path);

@@ -100,7 +100,8 @@ void PushExchange::end(bool waits_for_peers) {
       if (watcher_->look() || !waits_for_peers) return false;
       group_.barrier();
       return true;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      log_end(error.what());
       watcher_->look();  // the group is lost: stop the kernels, there is nobody to wait for
       return false;
     }
@@ -127,8 +128,8 @@ void PushExchange::end(bool waits_for_peers) {
     every_rank_ = {};
     expert_table_ = {};
     blank_ = {};
-  } catch (const Error&) {
-    // The GPU is lost.
+  } catch (const Error& error) {
+    log_end(error.what());  // the GPU is lost
   }
   watcher_.reset();
   if (hosts_ != nullptr) hosts_->leave(group_.control(), may_free);
