@@ -5,6 +5,15 @@
 // store their share of the rows, fence, and set a flag at every peer. CTAs behind them, notify
 // CTAs, announce how many rows each expert gets. Only the last of these waits for rows: when it
 // runs, all others have started.
+//
+// One set of received rows, counts and flags suffices, and none of it is cleared. A rank tells the
+// counts of call n in its dispatch n, so after whatever read its rows of n - 1 has ended; a sender
+// stores rows of n when it has read the counts of n of every rank. A dispatch ends only after the
+// flag of each sender of every peer, which follows what that sender read and stored. So nobody
+// still waits for counts or flags of n when those of n + 1 take their place. The records of how
+// many senders a rank has are read by the last CTA, which sets no flag, so there are two sets. The
+// last CTA tells its own record before it waits, and senders wait for counts alone, which depend on
+// no call but earlier ones. tests/unit/plan/direct_interleaving_test.cpp walks all interleavings.
 #pragma once
 
 #include <algorithm>
