@@ -2,6 +2,8 @@
 
 #include "engine/rendezvous.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/interrupt.h"
 #include "core/service_thread.h"
 #include "engine/mesh.h"
 #include "transport/hash_store.h"
@@ -20,6 +23,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::int64_t kAnswerMs = 3000;
+constexpr int kRetryMs = 20;
 
 // What this process serves, by address. Each group that meets there holds a share; without one, a
 // server stays for clients that are ahead, or behind, and ends once it has none.
@@ -93,21 +97,41 @@ bool serves_store(const JoinRequest& request) {
          !request.meeting;
 }
 
+[[noreturn]] void fail_taken(const JoinRequest& request, std::string_view by_what) {
+  fail(Errc::kSystem, "group: {} is in use, {}; give this job an address of its own (rank 0 of {})",
+       address_of(request).text(), by_what, request.ranks.size);
+}
+
+// On rank 0. Null when a store serves there already. While nobody listens there and it cannot
+// either, a connection of some program has that port for its own end, or the server of a former
+// group has just ended: it tries again.
+std::shared_ptr<StoreServer> serve_unless_served(const JoinRequest& request) {
+  const Address address = address_of(request);
+  for (const Deadline deadline = Deadline::after_ms(request.timeout_ms);;) {
+    if (auto server = ServedStores::instance().serve(address, request.secret)) return server;
+    try {
+      // A store answers at once, so what does not is none; not worth the whole timeout.
+      StoreConnection(address, request.secret, std::min(request.timeout_ms, kAnswerMs), true);
+      return nullptr;
+    } catch (const Error& error) {
+      if (error.code() == Errc::kTimeout) fail_taken(request, "and not by a store");
+      if (error.code() != Errc::kPeerLost) fail_with_peer(0, 0, error);
+    }
+    require(!is_interrupted(), Errc::kAborted, "group: interrupted before rank 0 could serve at {}",
+            address.text());
+    if (deadline.expired()) fail_taken(request, "though nobody listens there");
+    poll(nullptr, 0, kRetryMs);
+  }
+}
+
 std::shared_ptr<Store> connect_to_store(const JoinRequest& request, const StoreServer* own) {
   const RankInfo& ranks = request.ranks;
   const Address address = own != nullptr ? own->local_address() : address_of(request);
-  const bool is_taken = ranks.rank == 0 && own == nullptr && serves_store(request);
   try {
-    // A store answers at once, so what does not is none; not worth the whole timeout.
-    if (is_taken) StoreConnection(address, request.secret, std::min(request.timeout_ms, kAnswerMs));
-    return std::make_shared<SocketStore>(address, request.secret, request.timeout_ms, is_taken);
+    return std::make_shared<SocketStore>(address, request.secret, request.timeout_ms,
+                                         own == nullptr && serves_store(request));
   } catch (const Error& error) {
     if (request.control_fd >= 0 || own != nullptr) throw;
-    const bool is_silent = error.code() == Errc::kTimeout || error.code() == Errc::kPeerLost;
-    require(ranks.rank != 0 || !is_silent, Errc::kSystem,
-            "group: {} is in use, and not by a store; give this job an address of its own (rank 0 "
-            "of {})",
-            address_of(request).text(), ranks.size);
     if (error.code() != Errc::kTimeout) fail_with_peer(ranks.rank, 0, error);
     fail(Errc::kTimeout, "group: no sign of rank 0, which serves the store (rank {} of {}); {}",
          ranks.rank, ranks.size, error.what());
@@ -123,7 +147,7 @@ StoreAccess open_store(const JoinRequest& request, int group) {
     return access;
   }
   if (serves_store(request)) {
-    access.server = ServedStores::instance().serve(address_of(request), request.secret);
+    access.server = serve_unless_served(request);
   }
   access.store = std::make_shared<PrefixStore>(
       fmt::format("group/{}/", group),

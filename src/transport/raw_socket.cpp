@@ -92,6 +92,16 @@ bool wait_for(const Fd& socket, short events, const Deadline& deadline) {
   }
 }
 
+namespace {
+
+bool is_connected_to_itself(const Fd& socket) {
+  const RawAddress own = RawAddress::of_own_end(socket);
+  return own.port() > 0 && own.port() == RawAddress::of_peer(socket).port() &&
+         own.host() == RawAddress::of_peer(socket).host();
+}
+
+}  // namespace
+
 Fd connect_raw(const RawAddress& address, int type, const Deadline& deadline, int& error) {
   Fd socket(::socket(address.storage.ss_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.has_value()) {
@@ -99,8 +109,16 @@ Fd connect_raw(const RawAddress& address, int type, const Deadline& deadline, in
     if (error != EAFNOSUPPORT) fail_errno("socket", "open");
     return Fd();  // a machine without IPv6
   }
+  // The kernel may give this end the very port that it looks for, where nobody listens yet. Whoever
+  // comes to listen there can, while this end holds it.
+  const int is_on = 1;
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &is_on, sizeof(is_on));
   for (;;) {
-    if (connect(socket.get(), address.get(), address.size) == 0 || errno == EISCONN) return socket;
+    if (connect(socket.get(), address.get(), address.size) == 0 || errno == EISCONN) {
+      if (!is_connected_to_itself(socket)) return socket;
+      error = ECONNREFUSED;
+      return Fd();
+    }
     error = errno;
     if (error == EINTR) continue;
     if (error == EAGAIN &&

@@ -26,6 +26,7 @@ constexpr std::int64_t kAcceptPauseNs = 100'000'000;  // after accept ran out of
 constexpr std::int64_t kHandshakeNs = 100'000'000;    // for a client that has begun to speak
 constexpr std::int64_t kYoungNs = 1'000'000'000;      // a rank of a large group may be so late
 constexpr std::size_t kMaxClients = 8192;
+constexpr std::size_t kNumSpares = 3;
 constexpr int kMaxWarnings = 8;  // of strangers; a port scan must not fill the log
 
 Fd duplicate_of(const Fd& fd) { return Fd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 3)); }
@@ -46,10 +47,10 @@ std::size_t max_strangers() {
 StoreServer::Loop::Loop(std::vector<Fd> listeners, Fd wake, std::string secret)
     : listeners_(std::move(listeners)),
       wake_(std::move(wake)),
-      spare_(duplicate_of(wake_)),
       secret_(std::move(secret)),
       max_strangers_(max_strangers()) {
-  if (!spare_.has_value()) fail_errno("dup", "store");
+  take_spares_back();
+  if (spares_.empty()) fail_errno("dup", "store");
 }
 
 bool StoreServer::Loop::may_accept() const {
@@ -105,24 +106,31 @@ void StoreServer::Loop::pause_after(int error) {
 }
 
 // Without descriptors, one client at a time is told so, in place of a wait that ends with its
-// timeout. False when that is under way.
+// timeout. False when that is under way. Another thread may take the descriptor that is given up;
+// then the next one is.
 bool StoreServer::Loop::lend_spare(const Fd& listener) {
-  if (!spare_.has_value()) return false;
-  spare_.reset();
-  Fd socket = accept_from(listener);
-  if (!socket.has_value()) {
-    spare_ = duplicate_of(wake_);
-    return false;
+  if (has_lent()) return false;
+  while (!spares_.empty()) {
+    spares_.pop_back();
+    Fd socket = accept_from(listener);
+    if (!socket.has_value()) continue;
+    admit(std::move(socket), true);
+    return true;
   }
-  admit(std::move(socket), true);
-  return true;
+  return false;
 }
 
-void StoreServer::Loop::take_spare_back() {
-  if (spare_.has_value()) return;
-  const bool is_lent = std::ranges::any_of(
-      clients_, [](const Client& client) { return client.session.is_turned_away(); });
-  if (!is_lent) spare_ = duplicate_of(wake_);
+bool StoreServer::Loop::has_lent() const {
+  return std::ranges::any_of(clients_,
+                             [](const Client& client) { return client.session.is_turned_away(); });
+}
+
+void StoreServer::Loop::take_spares_back() {
+  while (spares_.size() < kNumSpares && !has_lent()) {
+    Fd spare = duplicate_of(wake_);
+    if (!spare.has_value()) return;
+    spares_.push_back(std::move(spare));
+  }
 }
 
 // What a client has said already is read at once.

@@ -72,7 +72,7 @@ void StoreServer::Loop::run() {
   }
   clients_.clear();
   listeners_.clear();
-  spare_.reset();
+  spares_.clear();
   use_ = Use::kOver;
   has_ended_ = true;
 }
@@ -241,7 +241,7 @@ void StoreServer::Loop::remove_gone() {
   }
   clients_.remove_if(
       [](const Client& client) { return client.session.is_gone() && client.rank < 0; });
-  take_spare_back();
+  take_spares_back();
 }
 
 // What was sent to members should arrive: with data of theirs unread, closing would discard it.

@@ -62,7 +62,8 @@ class StoreServer::Loop {
   bool drop_stranger(bool is_silent);
   void admit(Fd socket, bool is_turned_away = false);
   bool lend_spare(const Fd& listener);
-  void take_spare_back();
+  bool has_lent() const;
+  void take_spares_back();
   void pause_after(int error);
   void warn_of(const std::string& stranger, std::string_view what);
   void remember_where(const Fd& client);
@@ -80,8 +81,8 @@ class StoreServer::Loop {
   void say_goodbye();
 
   std::vector<Fd> listeners_;
-  Fd wake_;   // eventfd
-  Fd spare_;  // given up to tell a client that there is no other
+  Fd wake_;                 // eventfd
+  std::vector<Fd> spares_;  // given up to tell a client that there is no other descriptor
   std::string secret_;
   std::list<Client> clients_;  // oldest first
   std::size_t max_strangers_;

@@ -3,7 +3,9 @@
 // Groups whose rank, size and store the program says: an address, a file, its own functions. The
 // outer group of the test only starts the processes and keeps them in step.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -27,6 +29,7 @@
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 #include "transport/file_store.h"
+#include "transport/raw_socket.h"
 #include "transport/stream_socket.h"
 
 namespace switchyard {
@@ -277,6 +280,52 @@ TEST(GroupFromTest, AddressThatIsInUseIsNamed) {
   const Address taken = bound_address(listeners.at(0), Address::parse("tcp://127.0.0.1:0"));
   expect_error(Errc::kSystem, taken.text() + " is in use, and not by a store",
                [&] { Group::from(0, 2, taken.text(), {.timeout_ms = 300, .secret = "sesame"}); });
+}
+
+// Nobody listens there, but a connection of some program has the port for its own end.
+class ConnectionFromPort {
+ public:
+  ConnectionFromPort() : listeners_(listen_on(kAny)), socket_(open_socket(AF_INET, SOCK_STREAM)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    address.sin_port =
+        htons(static_cast<std::uint16_t>(bound_address(listeners_.at(0), kAny).port));
+    connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+    EXPECT_TRUE(wait_for(socket_, POLLOUT, Deadline::after_ms(5000)));
+    text_ = "tcp://127.0.0.1:" + std::to_string(RawAddress::of_own_end(socket_).port());
+  }
+  const std::string& text() const { return text_; }
+  // Without the state in which a port rests after a connection.
+  void end() {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    socket_.reset();
+  }
+
+ private:
+  inline static const Address kAny = Address::parse("tcp://127.0.0.1:0");
+  std::vector<Fd> listeners_;
+  Fd socket_;
+  std::string text_;
+};
+
+TEST(GroupFromTest, PortOfAConnectionIsWaitedForAndNamed) {
+  ConnectionFromPort connection;
+  expect_error(Errc::kSystem, connection.text() + " is in use, though nobody listens there", [&] {
+    Group::from(0, 2, connection.text(), {.timeout_ms = 300, .secret = "sesame"});
+  });
+  std::thread end([&] {
+    std::this_thread::sleep_for(300ms);
+    connection.end();
+  });
+  run_processes(2, [&](const Group& outer) {
+    connection.end();  // this process's share of it
+    use(Group::from(outer.rank(), 2, connection.text(), {.secret = "sesame"}), outer.rank(), 2);
+    outer.barrier();
+  });
+  end.join();
 }
 
 // What listens there says nothing, or closes each connection without a word, as torch's store does,

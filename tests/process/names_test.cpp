@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "engine/engine.h"
@@ -229,6 +230,19 @@ TEST(NamesTest, GroupServerListensWhereRanksHaveMet) {
       EXPECT_THAT(listening_hosts(), ::testing::ElementsAre("0500000A"));
       outer.barrier();
     }
+  });
+  if (!why_not.empty()) GTEST_SKIP() << why_not;
+}
+
+// The kernel takes the own ends of connections from a range that the store's port is in. A rank
+// that looks for the store, where nobody serves yet, must neither meet itself nor keep rank 0 out.
+TEST(NamesTest, RanksThatLookForTheStoreDoNotTakeItsPort) {
+  const std::string why_not = run_two([](const Group& outer) {
+    write_text("/proc/sys/net/ipv4/ip_local_port_range", fmt::format("{} {}", kPort, kPort + 3));
+    outer.barrier();
+    if (outer.rank() == 0) std::this_thread::sleep_for(600ms);
+    join(outer.rank(), "127.0.0.1").barrier();
+    outer.barrier();
   });
   if (!why_not.empty()) GTEST_SKIP() << why_not;
 }
