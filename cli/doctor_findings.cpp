@@ -99,13 +99,17 @@ void add_part_findings(const DoctorReport& report, Findings& findings) {
   if (report.onednn.empty()) {
     findings.push_back({"oneDNN is not in this build",
                         "experts \"onednn\": \"exact\" gives results too, much slower",
-                        "apt install libdnnl-dev, configure and build again"});
+                        "apt install libdnnl-dev, configure with -DSWITCHYARD_WITH_ONEDNN=ON and "
+                        "build again; for a wheel see "
+                        "docs/python.md"});
   }
   if (report.hwloc.empty()) {
     findings.push_back({"hwloc is not in this build",
                         "ranks that our launcher starts are not bound to NUMA nodes; on a machine "
                         "with one node nothing",
-                        "apt install libhwloc-dev, configure and build again"});
+                        "apt install libhwloc-dev, configure with -DSWITCHYARD_WITH_HWLOC=ON and "
+                        "build again; for a wheel see "
+                        "docs/python.md"});
   }
   if (report.mpi.empty()) {
     findings.push_back({"no MPI: " + report.why_no_mpi,
