@@ -26,14 +26,17 @@ function(switchyard_add_test)
     target_compile_options(${ARG_NAME} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
   endif()
   switchyard_unite(${ARG_NAME} EXCEPT ${ARG_ALONE})
-  # Tests with processes or GPUs depend on the whole machine (sockets, deadlines, free memory): they run one at a time.
-  set(is_serial FALSE)
-  if(ARG_LABEL MATCHES "^(process|cuda)$")
-    set(is_serial TRUE)
+  # Many tests with processes at a time would wait for each other's sleep: those of one program run one at a time. Tests with
+  # GPUs look at what memory is free.
+  set(apart)
+  if(ARG_LABEL STREQUAL "process")
+    set(apart RESOURCE_LOCK ${ARG_NAME})
+  elseif(ARG_LABEL STREQUAL "cuda")
+    set(apart RUN_SERIAL TRUE)
   endif()
   if(ARG_LABEL MATCHES "^(tsan|cuda)$")
     add_dependencies(${ARG_LABEL}_tests ${ARG_NAME})
   endif()
   gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${is_serial})
+                       PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} ${apart})
 endfunction()

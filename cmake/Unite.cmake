@@ -1,8 +1,18 @@
 # switchyard_unite(target [EXCEPT a.cpp ...]): compiles the sources of each folder of the target as few units, because reading
 # headers takes most of the compiler's time. Names in anonymous namespaces are therefore unique within a folder.
 #
-# Left out: files that Highway includes again for each instruction set, which change macros on the way. CMake leaves out files
-# with compile options of their own.
+# Left out: files with compile options of their own, files that the build makes, and files that Highway includes again for each instruction set, which
+# change macros on the way.
+#
+# A unit is named by its content and written once for all build folders within build/, so that a compiler cache that has seen
+# it for one of them (the release build) knows it in the others (the wheel, the package). CMake's own unity builds put it into
+# each build folder, and caches tell sources apart by their path.
+set(SWITCHYARD_UNITS ${PROJECT_BINARY_DIR}/units)
+cmake_path(IS_PREFIX PROJECT_SOURCE_DIR ${PROJECT_BINARY_DIR}/ is_within_source)
+if(is_within_source)
+  set(SWITCHYARD_UNITS ${PROJECT_SOURCE_DIR}/build/units)
+endif()
+
 function(switchyard_unite target)
   cmake_parse_arguments(ARG "" "" "EXCEPT" ${ARGN})
   set(per_unit 16)
@@ -13,6 +23,12 @@ function(switchyard_unite target)
       continue()
     endif()
     get_filename_component(source ${source} ABSOLUTE BASE_DIR ${here})
+    cmake_path(IS_PREFIX PROJECT_BINARY_DIR ${source} is_made_by_build)
+    get_source_file_property(options ${source} TARGET_DIRECTORY ${target} COMPILE_OPTIONS)
+    get_source_file_property(definitions ${source} TARGET_DIRECTORY ${target} COMPILE_DEFINITIONS)
+    if(is_made_by_build OR options OR definitions)
+      continue()
+    endif()
     file(STRINGS ${source} repeated REGEX "hwy/foreach_target.h" LIMIT_COUNT 1)
     if(repeated)
       continue()
@@ -24,16 +40,21 @@ function(switchyard_unite target)
     list(APPEND files_${folder} ${source})
   endforeach()
   list(REMOVE_DUPLICATES folders)
+  set_target_properties(${target} PROPERTIES SWITCHYARD_UNITED ON) # Warnings.cmake
   foreach(folder ${folders})
     list(LENGTH files_${folder} count)
     math(EXPR units "(${count} + ${per_unit} - 1) / ${per_unit}")
     math(EXPR each "(${count} + ${units} - 1) / ${units}")
-    set(index 0)
-    foreach(source ${files_${folder}})
-      math(EXPR unit "${index} / ${each}")
-      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${folder}_${unit})
-      math(EXPR index "${index} + 1")
+    math(EXPR last "${count} - 1")
+    foreach(begin RANGE 0 ${last} ${each})
+      list(SUBLIST files_${folder} ${begin} ${each} files)
+      list(TRANSFORM files REPLACE "(.+)" "#include \"\\1\"\n" OUTPUT_VARIABLE lines)
+      string(CONCAT text ${lines})
+      string(MD5 digest "${text}")
+      set(unit ${SWITCHYARD_UNITS}/${folder}_${digest}.cpp)
+      file(CONFIGURE OUTPUT ${unit} CONTENT "${text}" @ONLY)
+      target_sources(${target} PRIVATE ${unit})
+      set_source_files_properties(${files} TARGET_DIRECTORY ${target} PROPERTIES HEADER_FILE_ONLY ON)
     endforeach()
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()
