@@ -4,8 +4,8 @@
 
 usage: tools/bench_table.py [--as wire | stages | budgets] RESULTS.json...
 
-Makes one table from all files, which come from `switchyard bench` (one row per number of tokens, columns per file), exchange_bench,
-quant_bench, cuda_quant and cuda_permute, or cuda_experts_bench. A last file of bench/peers gives each peer a column beside runs of
+Makes one table from all files, which come from `switchyard bench` (one row per number of tokens, columns per file), quant_bench,
+cuda_quant and cuda_permute, or cuda_experts_bench. A last file of bench/peers gives each peer a column beside runs of
 `switchyard bench`, with the fastest of its modes. Other tables of runs of `switchyard bench`: wire, the rates that its floor tried;
 stages, medians of --stages with a column per file; budgets, a row for each of --sms with a column per file. Pages name the files of a
 table in a comment before it, and tests/tools/docs_test.py compares the two."""
@@ -49,34 +49,6 @@ def load(path):
         return json.loads(text)
     except json.JSONDecodeError:
         return [json.loads(line) for line in text.splitlines()]
-
-
-def shapes(results):
-    """Maps (engine, layout, scheme, reduce, ranks, tokens) to {operation: counters}, in the file's order."""
-    rows = {}
-    for entry in results["benchmarks"]:
-        if "error_occurred" in entry:
-            continue
-        operation, engine, layout, scheme, reduce, ranks, tokens = entry["name"].split("/")[:7]
-        key = (engine, layout, scheme, reduce, int(ranks.split(":")[1]), int(tokens.split(":")[1]))
-        rows.setdefault(key, {})[operation] = entry
-    return rows
-
-
-def exchange_bench(results):
-    lines = ["| engine, layout | wire, sums | ranks | tokens a rank | dispatch us (min-max) | combine us (min-max) "
-             "| of the floor | against Open MPI |",
-             "|---|---|---:|---:|---:|---:|---:|---:|"]
-    for (engine, layout, scheme, reduce, ranks, tokens), row in shapes(results).items():
-        both = [row["dispatch"], row["combine"]]
-        cells = ["{median_us:.0f} ({min_us:.0f}-{max_us:.0f})".format(**entry) for entry in both]
-        total = sum(entry["median_us"] for entry in both)
-        floor = sum(entry["floor_us"] for entry in both) / total
-        mpi = "" if "mpi_us" not in both[0] else f"{sum(entry['mpi_us'] for entry in both) / total:.2f}x"
-        wire = "bf16" if scheme == "none" else scheme
-        lines.append(f"| {engine}, {layout} | {wire}, {reduce} | {ranks} | {tokens} | {cells[0]} | {cells[1]} "
-                     f"| {100 * floor:.0f} % | {mpi} |")
-    return lines
 
 
 def quant_bench(results):
@@ -219,8 +191,7 @@ def table(paths, kind=None):
         return cuda_experts(entries) if entries[0]["bench"] == "cuda_experts" else cuda_calls(entries)
     if "rows" in results[0]:
         return bench(results) if "settings" in results[-1] else beside_peers(results[:-1], results[-1])
-    is_quant = results[0]["benchmarks"][0]["name"].startswith("quantize_scheme/")
-    return quant_bench(results[0]) if is_quant else exchange_bench(results[0])
+    return quant_bench(results[0])
 
 
 if __name__ == "__main__":
