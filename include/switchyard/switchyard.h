@@ -15,7 +15,6 @@
 #include "switchyard/exchange_types.h"
 #include "switchyard/expert_placement.h"
 #include "switchyard/expert_rows.h"
-#include "switchyard/expert_shapes.h"
 #include "switchyard/experts.h"
 #include "switchyard/experts_factory.h"
 #include "switchyard/export.h"

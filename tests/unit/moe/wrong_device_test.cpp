@@ -6,7 +6,6 @@
 
 #include "switchyard/eplb.h"
 #include "switchyard/expert_placement.h"
-#include "switchyard/expert_shapes.h"
 #include "switchyard/permute.h"
 #include "switchyard/prepare_finalize_factory.h"
 #include "switchyard/quantize_batched.h"
@@ -158,9 +157,6 @@ const std::vector<Function> kHostFunctions{
     {{"hidden", "gate", "logits"}, [](const Views& v, Stream) { router_logits(v[0], v[1], v[2]); }},
     {{"logits", "bias", "topk_ids", "topk_weights"},
      [](const Views& v, Stream) { select_experts({}, v[0], v[1], v[2], v[3]); }},
-    {{"m_indices"},
-     [](const Views& v, Stream) { (void)expert_ranges_from_m_indices(flat(v[0]), 1, 2); },
-     DType::kI32},
     {{"ids", "out"},
      [](const Views& v, Stream) { map_expert_ids(v[0], kTable, v[1]); },
      DType::kI32},

@@ -50,8 +50,6 @@ const std::vector<Format>& formats() {
        [](std::uint32_t code) { return f32_from_f16(static_cast<std::uint16_t>(code)); }},
       {"e4m3", 3, 7, 0x7E, 0x7E, 0x7F, 0x80, [](float x) { return e4m3_from_f32(x); },
        [](std::uint32_t code) { return f32_from_e4m3(static_cast<std::uint8_t>(code)); }},
-      {"e5m2", 2, 15, 0x7B, 0x7B, 0x7F, 0x80, [](float x) { return e5m2_from_f32(x); },
-       [](std::uint32_t code) { return f32_from_e5m2(static_cast<std::uint8_t>(code)); }},
       {"e2m1", 1, 1, 0x7, 0x7, 0x7, 0x8, [](float x) { return e2m1_from_f32(x); },
        [](std::uint32_t code) { return f32_from_e2m1(static_cast<std::uint8_t>(code)); }}};
   return all;
