@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "core/fields.h"
 #include "dtypes.h"
 #include "errors.h"
 #include "names.h"
@@ -86,20 +87,24 @@ struct FieldEntry {
   std::function<nb::object(const T&)> get;
 };
 
-/// A keyword of a call that is a member of its options.
-template <typename T, typename Member>
-FieldEntry<T> keyword(const char* name, Member T::*member) {
-  return {name,
-          Field<Member>::type(),
-          [member](T& options, nb::handle value) { options.*member = Field<Member>::from(value); },
-          {}};
-}
-
 /// The members of T that Python has; filled when its class is bound.
 template <typename T>
 std::vector<FieldEntry<T>>& fields_of() {
   static auto& fields = *new std::vector<FieldEntry<T>>;
   return fields;
+}
+
+/// Fills them from T's list of fields.
+template <typename T>
+void add_fields() {
+  for_each_field<T>([]<typename Member>(const OptionField<T, Member>& field) {
+    fields_of<T>().push_back(
+        {field.name, Field<Member>::type(),
+         [member = field.member](T& options, nb::handle value) {
+           options.*member = Field<Member>::from(value);
+         },
+         [member = field.member](const T& options) { return Field<Member>::to(options.*member); }});
+  });
 }
 
 /// Sets a member by its keyword; false when T has none of this name.
@@ -149,38 +154,23 @@ std::string describe(const T& config, const char* type) {
   return std::string(type) + "(" + text + ")";
 }
 
-/// Binds T as a class of keywords; call done() last.
+/// Binds T, with the members in its list of fields, as a class of keywords; call done() last.
 template <typename T>
 class ConfigClass {
  public:
   ConfigClass(nb::module_& m, const char* name, const char* doc)
-      : class_(m, name, doc), name_(name) {}
-
-  template <typename Member>
-  ConfigClass& field(const char* name, Member T::*member, const char* doc = "") {
-    using Conversion = Field<Member>;
-    fields_of<T>().push_back(
-        {name, Conversion::type(),
-         [member](T& config, nb::handle value) { config.*member = Conversion::from(value); },
-         [member](const T& config) { return Conversion::to(config.*member); }});
-    const std::string type = Conversion::type();
-    class_.def_prop_rw(
-        name, [member](const T& self) { return Conversion::to(self.*member); },
-        [name](T& self, nb::handle value) { set_field(self, name, value); },
-        nb::for_getter(nb::sig(lasting("def " + std::string(name) + "(self) -> " + type))),
-        nb::for_setter(
-            nb::sig(lasting("def " + std::string(name) + "(self, value: " + type + ") -> None"))),
-        nb::arg("value").none(), doc);
-    return *this;
+      : class_(m, name, doc), name_(name) {
+    add_fields<T>();
+    for_each_field<T>([this](const auto& field) { bind(field); });
   }
 
-  nb::class_<T>& done() {
+  nb::class_<T> done() {
     const char* type = name_;
     return done([type](const T& self) { return describe(self, type); });
   }
   /// `repr`: (const T&) -> std::string.
   template <typename Repr>
-  nb::class_<T>& done(Repr repr) {
+  nb::class_<T> done(Repr repr) {
     std::string keywords;
     for (const FieldEntry<T>& field : fields_of<T>())
       keywords += ", " + field.name + ": " + field.type + " = ...";
@@ -219,6 +209,19 @@ class ConfigClass {
   }
 
  private:
+  template <typename Member>
+  void bind(const OptionField<T, Member>& field) {
+    using Conversion = Field<Member>;
+    const std::string start = "def " + std::string(field.name) + "(self";
+    const std::string type = Conversion::type();
+    class_.def_prop_rw(
+        field.name, [member = field.member](const T& self) { return Conversion::to(self.*member); },
+        [name = field.name](T& self, nb::handle value) { set_field(self, name, value); },
+        nb::for_getter(nb::sig(lasting(start + ") -> " + type))),
+        nb::for_setter(nb::sig(lasting(start + ", value: " + type + ") -> None"))),
+        nb::arg("value").none(), field.help);
+  }
+
   // nanobind keeps the pointer.
   static const char* lasting(const std::string& text) { return (new std::string(text))->c_str(); }
 

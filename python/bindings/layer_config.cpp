@@ -16,6 +16,8 @@
 #include "group.h"
 #include "layer.h"
 #include "module.h"
+#include "moe/config/config_fields.h"
+#include "moe/prepare/prepare_fields.h"
 #include "quant_config.h"
 
 #include <nanobind/nanobind.h>
@@ -43,32 +45,9 @@ T made_from(const nb::kwargs& keywords, const char* type) {
 
 void bind_sizes(nb::module_& m) {
   ConfigClass<ParallelOptions>(m, "ParallelOptions", "What ParallelConfig.make starts from.")
-      .field("tp_size", &ParallelOptions::tp_size, "Tensor parallel.")
-      .field("tp_rank", &ParallelOptions::tp_rank)
-      .field("dp_size", &ParallelOptions::dp_size, "Data parallel.")
-      .field("dp_rank", &ParallelOptions::dp_rank)
-      .field("pcp_size", &ParallelOptions::pcp_size, "Prefill context parallel.")
-      .field("pcp_rank", &ParallelOptions::pcp_rank)
-      .field("sp_size", &ParallelOptions::sp_size, "Sequence parallel.")
-      .field("enable_expert_parallel", &ParallelOptions::enable_expert_parallel)
-      .field("enable_eplb", &ParallelOptions::enable_eplb)
-      .field("all2all_backend", &ParallelOptions::all2all_backend,
-             "None: the setting SWITCHYARD_ALL2ALL_BACKEND.")
       .done();
   ConfigClass<ParallelConfig>(m, "ParallelConfig",
                               "How a layer is spread over ranks (vLLM's FusedMoEParallelConfig).")
-      .field("tp_size", &ParallelConfig::tp_size)
-      .field("tp_rank", &ParallelConfig::tp_rank)
-      .field("pcp_size", &ParallelConfig::pcp_size)
-      .field("pcp_rank", &ParallelConfig::pcp_rank)
-      .field("dp_size", &ParallelConfig::dp_size)
-      .field("dp_rank", &ParallelConfig::dp_rank)
-      .field("ep_size", &ParallelConfig::ep_size)
-      .field("ep_rank", &ParallelConfig::ep_rank)
-      .field("sp_size", &ParallelConfig::sp_size)
-      .field("use_ep", &ParallelConfig::use_ep)
-      .field("all2all_backend", &ParallelConfig::all2all_backend)
-      .field("enable_eplb", &ParallelConfig::enable_eplb)
       .done()
       .def_static(
           "make",
@@ -82,22 +61,6 @@ void bind_sizes(nb::module_& m) {
       .def_prop_ro("needs_round_robin_routing_tables",
                    &ParallelConfig::needs_round_robin_routing_tables);
   ConfigClass<MoEConfig>(m, "MoEConfig", "Sizes of a layer (vLLM's FusedMoEConfig).")
-      .field("num_experts", &MoEConfig::num_experts)
-      .field("num_topk", &MoEConfig::num_topk)
-      .field("hidden", &MoEConfig::hidden)
-      .field("parallel", &MoEConfig::parallel)
-      .field("in_dtype", &MoEConfig::in_dtype)
-      .field("max_num_tokens", &MoEConfig::max_num_tokens)
-      .field("has_bias", &MoEConfig::has_bias)
-      .field("intermediate", &MoEConfig::intermediate)
-      .field("activation", &MoEConfig::activation)
-      .field("num_local_experts", &MoEConfig::num_local_experts)
-      .field("num_logical_experts", &MoEConfig::num_logical_experts)
-      .field("router_logits_dtype", &MoEConfig::router_logits_dtype)
-      .field("hidden_unpadded", &MoEConfig::hidden_unpadded)
-      .field("intermediate_per_partition_unpadded", &MoEConfig::intermediate_per_partition_unpadded)
-      .field("experts_per_rank", &MoEConfig::experts_per_rank,
-             "How many experts each of the ep_size ranks holds; empty: equal numbers.")
       .done()
       .def_static(
           "make",
@@ -132,16 +95,7 @@ struct FactoryCall {
 };
 
 void bind_factory(nb::module_& m) {
-  auto& fields = fields_of<PrepareFinalizeOptions>();
-  using Options = PrepareFinalizeOptions;
-  fields.push_back(keyword("use_cudagraph", &Options::use_cudagraph));
-  fields.push_back(keyword("nvfp4_dispatch", &Options::nvfp4_dispatch));
-  fields.push_back(keyword("reduce", &Options::reduce));
-  fields.push_back(keyword("scale_layout", &Options::scale_layout));
-  fields.push_back(keyword("expert_alignment", &Options::expert_alignment));
-  fields.push_back(keyword("num_micro_batches", &Options::num_micro_batches));
-  fields.push_back(keyword("wire_scheme", &Options::wire_scheme));
-  fields.push_back(keyword("defers_input_quant", &Options::defers_input_quant));
+  add_fields<PrepareFinalizeOptions>();
   m.def(
       "choose_prepare_finalize",
       [](const MoEConfig& moe, const PyQuantConfig& quant, const nb::kwargs& keywords) {

@@ -17,6 +17,7 @@
 #include "group.h"
 #include "layer.h"
 #include "module.h"
+#include "moe/prepare/prepare_fields.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -56,29 +57,6 @@ void bind_config(nb::module_& m) {
   ConfigClass<PrepareFinalizeConfig>(
       m, "PrepareFinalizeConfig",
       "Sizes and formats of a prepare/finalize object; equal on every rank.")
-      .field("num_experts", &PrepareFinalizeConfig::num_experts)
-      .field("num_topk", &PrepareFinalizeConfig::num_topk)
-      .field("hidden", &PrepareFinalizeConfig::hidden)
-      .field("max_tokens_per_rank", &PrepareFinalizeConfig::max_tokens_per_rank)
-      .field("scheme", &PrepareFinalizeConfig::scheme, "How the experts get their rows.")
-      .field("wire_scheme", &PrepareFinalizeConfig::wire_scheme,
-             "How rows travel; None: as scheme where a sender can apply it.")
-      .field("static_scale", &PrepareFinalizeConfig::static_scale,
-             "a1_scale, or a1_gscale of nvfp4.")
-      .field("scale_layout", &PrepareFinalizeConfig::scale_layout, "Of what experts get.")
-      .field("reduce", &PrepareFinalizeConfig::reduce, "None: the default of the class.")
-      .field("combine_scheme", &PrepareFinalizeConfig::combine_scheme, "Of rows on the way back.")
-      .field("expert_alignment", &PrepareFinalizeConfig::expert_alignment, "elastic_prefill.")
-      .field("num_micro_batches", &PrepareFinalizeConfig::num_micro_batches,
-             "Handles that may be open at once; 0: as the mirrored class.")
-      .field("global_to_physical", &PrepareFinalizeConfig::global_to_physical,
-             "[E] physical id of each expert id; empty: ids are physical.")
-      .field("slices_experts", &PrepareFinalizeConfig::slices_experts)
-      .field("ep_size", &PrepareFinalizeConfig::ep_size, "local, and with slices_experts.")
-      .field("ep_rank", &PrepareFinalizeConfig::ep_rank, "local, and with slices_experts.")
-      .field("defers_input_quant", &PrepareFinalizeConfig::defers_input_quant)
-      .field("experts_per_rank", &PrepareFinalizeConfig::experts_per_rank,
-             "How many experts each rank holds, in order, or 0; empty: equal numbers.")
       .done();
 }
 

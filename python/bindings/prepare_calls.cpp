@@ -15,6 +15,7 @@
 #include "gil.h"
 #include "layer.h"
 #include "module.h"
+#include "moe/prepare/prepare_fields.h"
 #include "prepare.h"
 
 #include <nanobind/nanobind.h>
@@ -167,20 +168,6 @@ nb::object finalize(const PyPrepareFinalize& self, nb::handle expert_output, nb:
   return nb::cast(std::move(made));
 }
 
-// The keywords of prepare.
-void add_keywords() {
-  using Arguments = PrepareArguments;
-  auto& keywords = fields_of<Arguments>();
-  keywords.push_back(
-      keyword("apply_router_weight_on_input", &Arguments::apply_router_weight_on_input));
-  keywords.push_back(keyword("micro_batch", &Arguments::micro_batch));
-  keywords.push_back(keyword("defer_input_quant", &Arguments::defer_input_quant));
-  keywords.push_back(keyword("weighs_in_place", &Arguments::weighs_in_place));
-  keywords.push_back(keyword("max_tokens", &Arguments::max_tokens));
-  keywords.push_back(keyword("host_counts", &Arguments::host_counts));
-  keywords.push_back(keyword("copies_inputs", &Arguments::copies_inputs));
-}
-
 constexpr const char* kPrepareSig =
     "(self, hidden: Array, topk_ids: Array, topk_weights: Array, *, apply_router_weight_on_input: "
     "bool = False, "
@@ -217,7 +204,7 @@ PrepareCall::PrepareCall(nb::handle hidden, nb::handle topk_ids, nb::handle topk
 }
 
 void bind_prepare_results(nb::module_& m) {
-  add_keywords();
+  add_fields<PrepareArguments>();
   nb::class_<PyPrepared>(
       m, "Prepared",
       "What prepare hands to the experts; valid until finalize of the same micro-batch.")

@@ -22,6 +22,19 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+namespace switchyard {
+
+template <>
+inline constexpr auto kFields<QuantScheme> = std::tuple{
+    field("dtype", &QuantScheme::dtype, "Of the elements."),
+    field("group", &QuantScheme::group, "Which elements share a scale."),
+    field("block", &QuantScheme::block, "Elements that share a scale; for group \"block\" only."),
+    field("rule", &QuantScheme::rule, "How a scale follows from the largest magnitude."),
+    field("scale_format", &QuantScheme::scale_format, "How scales are stored."),
+};
+
+}  // namespace switchyard
+
 namespace switchyard::python {
 namespace {
 
@@ -98,16 +111,10 @@ std::string name_or_fields(const QuantScheme& scheme) {
 }  // namespace
 
 void bind_quantize(nb::module_& m) {
-  nb::class_<QuantScheme>& scheme =
+  nb::class_<QuantScheme> scheme =
       ConfigClass<QuantScheme>(m, "QuantScheme",
                                "How elements and their scales are stored. Where a scheme is asked "
                                "for, its name does too.")
-          .field("dtype", &QuantScheme::dtype, "Of the elements.")
-          .field("group", &QuantScheme::group, "Which elements share a scale.")
-          .field("block", &QuantScheme::block,
-                 "Elements that share a scale; for group \"block\" only.")
-          .field("rule", &QuantScheme::rule, "How a scale follows from the largest magnitude.")
-          .field("scale_format", &QuantScheme::scale_format)
           .done(&name_or_fields);
   scheme
       .def(

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "core/bytes.h"
 #include "core/enum_names.h"
+#include "exchange/exchange_fields.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -148,6 +150,28 @@ WindowShape window_shape(const ExchangeConfig& config, int num_ranks) {
   return window;
 }
 
+template <typename T>
+std::string to_text(const T& value) {
+  if constexpr (NamedEnum<T>) {
+    return enum_name(value);
+  } else if constexpr (requires { name_of(value); }) {
+    return name_of(value);
+  } else if constexpr (requires { value.front(); } && !std::is_same_v<T, std::string>) {
+    return fmt::format("{}", fmt::join(value, " "));
+  } else {
+    return fmt::format("{}", value);
+  }
+}
+
+template <typename T>
+NamedValues agreed_fields_of(const T& config) {
+  NamedValues values;
+  for_each_field<T>([&](const auto& field) {
+    if (field.is_agreed) values.emplace_back(field.name, to_text(config.*field.member));
+  });
+  return values;
+}
+
 }  // namespace
 
 std::shared_ptr<const std::vector<int>> first_experts_of(const std::vector<std::int32_t>& counts) {
@@ -230,27 +254,7 @@ std::size_t routing_row_bytes(const ExchangeConfig& config) {
   return static_cast<std::size_t>(config.num_topk) * (sizeof(std::int32_t) + weight);
 }
 
-NamedValues agreed_fields(const ExchangeConfig& config) {
-  const auto flag = [](bool value) { return value ? "true" : "false"; };
-  return {{"num_experts", std::to_string(config.num_experts)},
-          {"experts_per_rank", fmt::format("{}", fmt::join(config.experts_per_rank, " "))},
-          {"num_topk", std::to_string(config.num_topk)},
-          {"hidden", std::to_string(config.hidden)},
-          {"max_tokens_per_rank", std::to_string(config.max_tokens_per_rank)},
-          {"layout", name_of(config.layout)},
-          {"slices_experts", flag(config.slices_experts)},
-          {"scheme", name_of(config.scheme)},
-          {"scale_layout", name_of(config.scale_layout)},
-          {"payload_bytes", fmt::format("{}", fmt::join(config.payload_bytes, " "))},
-          {"reduce", name_of(config.reduce)},
-          {"combine_scheme", name_of(config.combine_scheme)},
-          {"sends_weights", flag(config.sends_weights)},
-          {"expert_alignment", std::to_string(config.expert_alignment)},
-          {"worst_case_rows", flag(config.worst_case_rows)},
-          {"zero_padding", flag(config.zero_padding)},
-          {"capacity", std::to_string(config.capacity)},
-          {"overflow", enum_name(config.overflow)},
-          {"max_in_flight", std::to_string(config.max_in_flight)}};
-}
+NamedValues agreed_fields(const ExchangeConfig& config) { return agreed_fields_of(config); }
+NamedValues agreed_fields(const ExchangeOptions& options) { return agreed_fields_of(options); }
 
 }  // namespace switchyard

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "switchyard/exchange_config.h"
+#include "switchyard/exchange_types.h"
 
 #include "exchange/agree.h"
 #include "exchange/scale_blocks.h"
@@ -44,5 +45,6 @@ std::size_t routing_row_bytes(const ExchangeConfig& config);
 
 /// The fields that must be equal on every rank.
 NamedValues agreed_fields(const ExchangeConfig& config);
+NamedValues agreed_fields(const ExchangeOptions& options);
 
 }  // namespace switchyard

@@ -41,8 +41,7 @@ PushExchange::PushExchange(const Group& group, const ExchangeConfig& config,
   require(options.host_capacity >= 0, Errc::kInvalidArgument,
           "exchange: host_capacity is {}, must be 0 or more", options.host_capacity);
   NamedValues agreed = agreed_fields(shape_.config);
-  agreed.emplace_back("host_capacity", std::to_string(options.host_capacity));
-  agreed.emplace_back("exact_messages", options.exact_messages ? "true" : "false");
+  for (auto& field : agreed_fields(options)) agreed.push_back(std::move(field));
   require_agreement(group.control(), {Phase::kExchange, "configuration"}, "exchange", agreed);
 
   const cuda::DeviceGuard guard(device_.index);
