@@ -1,5 +1,5 @@
 # Short names for the most common tasks. CMakePresets.json has the rest.
-.PHONY: help demo install deb wheel test bench format lint clean release
+.PHONY: help demo install deb wheel test docs bench format lint clean release
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -11,6 +11,7 @@ help:
 	@echo 'make deb      build the Debian package, into build/package; CMAKE_ARGS=-DSWITCHYARD_WITH_CUDA=ON: with the CUDA module'
 	@echo 'make wheel    build the Python wheel with the CUDA module, into build/wheels; CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=90-real: for one GPU'
 	@echo 'make test     build everything and run every test'
+	@echo 'make docs     the API reference for C++, C and Python, into build/docs'
 	@echo 'make bench    build and run the developer benchmarks'
 	@echo 'make format   clang-format over our files'
 	@echo 'make lint     include order, file sizes, clang-tidy'
@@ -67,6 +68,16 @@ wheel:
 test: release
 	cmake --build build --parallel $(JOBS)
 	ctest --preset release --parallel $(JOBS)
+
+# PACKAGE: a built Python package; without it the extension module is built for its signatures.
+docs:
+	@scripts/install-deps docs
+	rm -rf build/docs && mkdir -p build/docs
+	doxygen docs/Doxyfile
+	@test -n "$(PACKAGE)" || { cmake --preset python -DPython_EXECUTABLE=$(CURDIR)/build/docs-python/bin/python3 && \
+	  cmake --build build/python --parallel $(JOBS) --target switchyard_stub; }
+	build/docs-python/bin/python3 tools/python_docs.py $(or $(PACKAGE),build/python/python/switchyard) build/docs/python
+	@echo 'build/docs/cpp/index.html  build/docs/python/index.html'
 
 bench:
 	@scripts/install-deps all

@@ -29,19 +29,20 @@ enum class All2AllBackend : std::uint8_t {
   kPplx,  ///< removed from vLLM
 };
 
-/// "allgather_reducescatter", "naive", "deepep_high_throughput", "deepep_low_latency", "deepep_v2",
-/// "flashinfer_nvlink_two_sided", "flashinfer_all2allv", "flashinfer_nvlink_one_sided",
-/// "mori_high_throughput", "mori_low_latency", "nixl_ep", "pplx".
+/// @{ "allgather_reducescatter", "naive", "deepep_high_throughput", "deepep_low_latency",
+/// "deepep_v2", "flashinfer_nvlink_two_sided", "flashinfer_all2allv",
+/// "flashinfer_nvlink_one_sided", "mori_high_throughput", "mori_low_latency", "nixl_ep", "pplx".
 SWITCHYARD_API const char* name_of(All2AllBackend backend) noexcept;
 SWITCHYARD_API std::optional<All2AllBackend> all2all_backend_from_name(
     std::string_view name) noexcept;
+/// @}
 
 /// What a backend's prepare/finalize class reports about itself.
 struct All2AllProperties {
-  ActivationFormat format = ActivationFormat::kStandard;
-  bool supports_async = false;
+  ActivationFormat format = ActivationFormat::kStandard;  ///< of the rows that experts get
+  bool supports_async = false;                            ///< sends and receives may be apart
   std::optional<DType> topk_indices_dtype{};  ///< absent: any dtype, or one internal to the library
-  bool output_is_reduced = false;
+  bool output_is_reduced = false;             ///< finalize has summed over all ranks
 
   friend bool operator==(const All2AllProperties&, const All2AllProperties&) = default;
 };

@@ -11,6 +11,7 @@
 
 namespace switchyard {
 
+/// What an element is.
 enum class DType : std::uint8_t {
   kF32,
   kF16,

@@ -28,7 +28,7 @@ SWITCHYARD_API std::vector<std::int32_t> initial_physical_to_logical(std::int32_
 
 /// Where the copies of each logical expert are.
 struct LogicalMaps {
-  std::int32_t num_logical = 0;
+  std::int32_t num_logical = 0;   ///< logical experts
   std::int32_t max_replicas = 0;  ///< copies of the most replicated expert
   std::vector<std::int32_t>
       logical_to_physical;                   ///< [num_logical, max_replicas] ascending, then -1
@@ -65,7 +65,7 @@ SWITCHYARD_API void map_logical_to_physical(const TensorView& topk_ids, const Lo
 struct BalanceConfig {
   std::int32_t num_physical = 0;  ///< logical and redundant experts; a multiple of num_ranks
   std::int32_t num_ranks = 1;     ///< a multiple of num_hosts; consecutive ranks share a host
-  std::int32_t num_hosts = 1;
+  std::int32_t num_hosts = 1;     ///< must divide num_ranks
   /// Expert groups of the router, of equally many experts each. If they divide evenly among the
   /// hosts, all copies of an expert stay on the host of its group (hierarchical), which keeps the
   /// tokens of a router with topk_group on few hosts; else they go anywhere (global).
@@ -101,7 +101,7 @@ SWITCHYARD_API double load_balance(std::span<const std::int64_t> logical_load,
 /// Mirrors the expert load window of vLLM's EPLB.
 class SWITCHYARD_API ExpertLoad {
  public:
-  static constexpr std::int32_t kDefaultWindow = 1000;
+  static constexpr std::int32_t kDefaultWindow = 1000;  ///< steps, as in vLLM
 
   /// Reserves 8 * num_physical * (window + 1) bytes; the system backs the pages as steps are added.
   ///
@@ -138,7 +138,7 @@ class SWITCHYARD_API ExpertLoad {
   std::vector<std::int64_t> logical_load(std::span<const std::int32_t> physical_to_logical,
                                          std::int32_t num_logical) const;
 
-  void reset();
+  void reset();  ///< forgets all steps
 
  private:
   std::int64_t window_;

@@ -37,8 +37,9 @@ SWITCHYARD_API const char* name_of(Errc code) noexcept;
 /// After kTimeout, kPeerLost or kAborted, the group that raised it can only be destroyed.
 class SWITCHYARD_API Error : public std::runtime_error {
  public:
+  /// An error with a message of its own.
   Error(Errc code, const std::string& message);
-  Errc code() const noexcept { return code_; }
+  Errc code() const noexcept { return code_; }  ///< why the call failed
 
  private:
   Errc code_;

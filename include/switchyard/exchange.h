@@ -56,8 +56,10 @@ class SWITCHYARD_API Exchange {
   /// Collective: agrees on the configuration and maps the windows. Errors also: kOutOfMemory,
   /// kNotAvailable (no GPU, no CUDA module, no way to share GPU memory).
   Exchange(const Group& group, const ExchangeConfig& config, const ExchangeOptions& options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
+  /// @}
   /// Closes the exchange, unless close() did: without waiting for peers while an exception is
   /// unwound, because they may be waiting for this rank.
   ~Exchange();
@@ -71,10 +73,13 @@ class SWITCHYARD_API Exchange {
   /// Without waits_for_peers it is not collective, and memory that peers may still have mapped
   /// lasts as long as the process: for a rank that fails while others wait for it.
   void close(bool waits_for_peers = true);
+  /// Whether close() was called.
   bool is_closed() const;
 
+  /// @{ As given to the constructor.
   const ExchangeConfig& config() const;
   Device device() const;
+  /// @}
   /// Upper bound on N for this rank.
   std::int64_t max_buffer_rows() const;
   /// What this rank takes; on CPUs what exchange_memory() computes for their hosts.
@@ -121,6 +126,7 @@ class SWITCHYARD_API Exchange {
   Dispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                       const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                       const DispatchOptions& options = {});
+  /// Both phases of dispatch_again_send, likewise.
   Dispatched dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
                             const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                             const DispatchOptions& options = {});

@@ -31,7 +31,7 @@ struct ExchangeConfig {
   std::int32_t num_topk = 0;
   std::int64_t hidden = 0;               ///< H, at least 1; even for fp4
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
-  Layout layout = Layout::kExpanded;
+  Layout layout = Layout::kExpanded;     ///< of received rows
   /// kAllGather: every rank holds a slice of every expert (tensor parallelism), so each returns a
   /// row for every token.
   bool slices_experts = false;
@@ -41,7 +41,7 @@ struct ExchangeConfig {
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of the received scales
   /// Bytes per row of each additional payload that travels with the tokens.
   std::vector<std::int64_t> payload_bytes{};
-  Reduce reduce = Reduce::kPerRank;
+  Reduce reduce = Reduce::kPerRank;  ///< where a token's results are summed
   /// Format of returned rows, likewise: results in f16 or f32 are an error with kNone. A quantized
   /// scheme loses precision, so it is opt-in; it must have scales in each row.
   QuantScheme combine_scheme = schemes::kNone;
@@ -54,8 +54,8 @@ struct ExchangeConfig {
   bool zero_padding = false;
   /// Rows that an expert accepts; 0: as many as can arrive. kBatched: C of [L, C, H].
   std::int64_t capacity = 0;
-  Overflow overflow = Overflow::kError;
-  std::int32_t max_in_flight = 1;  ///< handles that may be alive at once, from 1 to 64
+  Overflow overflow = Overflow::kError;  ///< when more rows come than `capacity`
+  std::int32_t max_in_flight = 1;        ///< handles that may be alive at once, from 1 to 64
 
   friend bool operator==(const ExchangeConfig&, const ExchangeConfig&) = default;
 };

@@ -152,7 +152,7 @@ struct HostCounts {
 /// stream gets there; without host counts, tensors have the largest shape that they can have, and
 /// the tensors of counts say how much of them is in use.
 struct Dispatched {
-  DispatchHandle handle;
+  DispatchHandle handle;  ///< for combine
   /// Rows, scales and counts. kBatched: rows [L, C, H]; other layouts: [N, H]. kBatched, kExpanded:
   /// first_row and num_rows say where each expert's rows lie. Token-major layouts: rows are ordered
   /// by (source rank, token), first_row is absent, num_rows [L] counts the tokens that want each

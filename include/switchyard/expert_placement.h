@@ -22,15 +22,17 @@
 
 namespace switchyard {
 
+/// Which rank holds which expert.
 enum class PlacementStrategy : std::uint8_t {
   kLinear,      ///< consecutive experts per rank; the first E mod P ranks hold one more
   kRoundRobin,  ///< expert g on rank g mod P
 };
 
-/// "linear" or "round_robin".
+/// @{ "linear" or "round_robin".
 SWITCHYARD_API const char* name_of(PlacementStrategy strategy) noexcept;
 SWITCHYARD_API std::optional<PlacementStrategy> placement_strategy_from_name(
     std::string_view name) noexcept;
+/// @}
 
 /// The experts of one rank.
 struct ExpertMap {
@@ -47,15 +49,16 @@ SWITCHYARD_API ExpertMap determine_expert_map(std::int32_t num_ranks, std::int32
 
 /// What decides whether round-robin placement is possible.
 struct PlacementFacts {
-  std::int32_t num_expert_groups = 1;  ///< expert groups of the router
-  std::int32_t num_redundant_experts = 0;
-  bool enable_eplb = false;
-  bool use_all2all_kernels = false;
+  std::int32_t num_expert_groups = 1;             ///< expert groups of the router
+  std::int32_t num_redundant_experts = 0;         ///< copies beyond one per expert
+  bool enable_eplb = false;                       ///< experts are balanced by load
+  bool use_all2all_kernels = false;               ///< tokens travel between ranks
   bool needs_round_robin_routing_tables = false;  ///< both flags come from ParallelConfig
 };
 
+/// What choose_placement decided.
 struct PlacementChoice {
-  PlacementStrategy strategy = PlacementStrategy::kLinear;
+  PlacementStrategy strategy = PlacementStrategy::kLinear;  ///< the one to use
   std::string reason;  ///< why the choice is not the requested one; empty when it is
 };
 
@@ -80,7 +83,7 @@ struct RoutingTables {
 SWITCHYARD_API RoutingTables round_robin_routing_tables(std::int32_t num_ranks, std::int32_t rank,
                                                         std::int32_t num_experts);
 
-/// out[i] = table[ids[i]]; negative ids ("none") are kept.
+/// @{ out[i] = table[ids[i]]; negative ids ("none") are kept.
 ///
 ///   ids  any shape, i32 or i64, contiguous
 ///   out  same shape, i32 or i64, contiguous; written; may be `ids` itself
@@ -91,13 +94,15 @@ SWITCHYARD_API void map_expert_ids(const TensorView& ids, std::span<const std::i
                                    const TensorView& out);
 SWITCHYARD_API void map_expert_ids(const TensorView& ids, std::span<const std::int32_t> table,
                                    const TensorView& out);
+/// @}
 
-/// Global to local ids, -1 for experts of other ranks, and back. `ids` and `out` have one shape,
+/// @{ Global to local ids, -1 for experts of other ranks, and back. `ids` and `out` have one shape,
 /// i32 or i64, contiguous, and may be the same tensor. Errors: kInvalidArgument; nothing is written
 /// then.
 SWITCHYARD_API void global_to_local_ids(const TensorView& ids, const ExpertMap& map,
                                         const TensorView& out);
 SWITCHYARD_API void local_to_global_ids(const TensorView& ids, const ExpertMap& map,
                                         const TensorView& out);
+/// @}
 
 }  // namespace switchyard

@@ -26,8 +26,8 @@ namespace switchyard {
 /// The block of a quantized weight whose elements share a scale; -1: all of that dimension. Mirrors
 /// vLLM's GroupShape.
 struct WeightBlock {
-  std::int32_t outputs = 128;
-  std::int32_t inputs = 128;
+  std::int32_t outputs = 128;  ///< rows of the weight
+  std::int32_t inputs = 128;   ///< columns of the weight
 
   friend bool operator==(const WeightBlock&, const WeightBlock&) = default;
 };
@@ -36,8 +36,8 @@ namespace weight_blocks {
 inline constexpr WeightBlock k128x128{};       ///< DeepSeek's fp8 checkpoints
 inline constexpr WeightBlock kTensor{-1, -1};  ///< one scale for each expert's matrix
 inline constexpr WeightBlock kChannel{1, -1};  ///< one scale an output
-inline constexpr WeightBlock kNvfp4{1, 16};
-inline constexpr WeightBlock kMxfp4{1, 32};
+inline constexpr WeightBlock kNvfp4{1, 16};    ///< nvfp4 weights
+inline constexpr WeightBlock kMxfp4{1, 32};    ///< mxfp4 weights
 }  // namespace weight_blocks
 
 /// Weights of the local experts: down( activation(gate(x), up(x)) ). Any strides, so that gate and
@@ -72,6 +72,7 @@ class SWITCHYARD_API Experts {
   Experts& operator=(const Experts&) = delete;
   virtual ~Experts() = default;
 
+  /// For messages and reports.
   virtual std::string_view name() const = 0;
 
   /// Where apply works.
@@ -113,12 +114,13 @@ class SWITCHYARD_API Experts {
                      std::span<std::byte> workspace, Stream stream = Stream::host()) = 0;
 };
 
+/// What make_experts takes besides weights.
 struct ExpertOptions {
   /// Requantizes the activation between the two GEMMs, as fp8 pipelines do; kNone: stays f32 in
   /// registers, rounded once to bf16. {DType::kF32}, on CPUs: not rounded, and results are f32. For
   /// one scale per tensor: one scale for each expert's rows.
   QuantScheme intermediate = schemes::kNone;
-  Activation activation{};
+  Activation activation{};  ///< between the two GEMMs
   /// [1] or [L] f32, read once. One scale a tensor: used instead of a dynamic one; nvfp4: its
   /// global scale, which must be there; other schemes: absent.
   TensorView intermediate_scale{};

@@ -9,4 +9,5 @@
     "Switchyard's headers need C++20: compile with -std=c++20 or newer (g++ 12, clang 14, nvcc 12.4)"
 #endif
 
+/// Marks what the shared library exports.
 #define SWITCHYARD_API __attribute__((visibility("default")))

@@ -18,6 +18,7 @@ namespace switchyard {
 class Control;
 class Engine;
 
+/// What a rank may say when it joins.
 struct GroupOptions {
   /// "auto", "local" (threads of this process), "shm" (processes of one host) or "mpi" (processes
   /// of any hosts). "auto" takes local for one rank, shm for ranks of one host, else mpi. Empty:
@@ -52,7 +53,7 @@ class SWITCHYARD_API Group {
  public:
   /// Empty: it can be assigned to and nothing else.
   Group() = default;
-  bool is_empty() const { return engine_ == nullptr; }
+  bool is_empty() const { return engine_ == nullptr; }  ///< it was neither made nor assigned
 
   /// Joins the ranks that a launcher started: torchrun, mpirun, srun or ours. Without any of them
   /// the group has one rank.
@@ -93,14 +94,13 @@ class SWITCHYARD_API Group {
   /// could not be made.
   Group split(int color, int key = 0) const;
 
-  int rank() const;
-  int size() const;
-  /// This rank's place among the ranks that share its host, from 0, and how many those are.
-  int host_rank() const;
-  int host_size() const;
+  int rank() const;       ///< this one, from 0
+  int size() const;       ///< how many ranks there are
+  int host_rank() const;  ///< this rank's place among those that share its host, from 0
+  int host_size() const;  ///< how many ranks share its host
   /// "local", "shm" or "mpi".
   const char* engine_name() const;
-  std::int64_t timeout_ms() const;
+  std::int64_t timeout_ms() const;  ///< longest wait for a peer
 
   /// Collective. Returns when every rank has called it. Errors: kTimeout, kPeerLost, kAborted.
   void barrier() const;
@@ -113,10 +113,11 @@ class SWITCHYARD_API Group {
   /// ranks that died, does not wait. Not collective, any thread.
   std::optional<Error> error() const;
 
-  /// For code of the library.
+  /// @{ For code of the library.
   explicit Group(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   Engine& engine() const { return *engine_; }
   Control& control() const;
+  /// @}
 
  private:
   std::shared_ptr<Engine> engine_;

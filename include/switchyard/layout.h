@@ -48,9 +48,11 @@ constexpr bool is_expert_major(Layout layout) {
   return layout == Layout::kBatched || layout == Layout::kExpanded;
 }
 
+/// @{ Names in options and JSON: "batched", ..., "per_expert", ...
 SWITCHYARD_API const char* name_of(Layout layout) noexcept;
 SWITCHYARD_API const char* name_of(Reduce reduce) noexcept;
 SWITCHYARD_API std::optional<Layout> layout_from_name(std::string_view name) noexcept;
 SWITCHYARD_API std::optional<Reduce> reduce_from_name(std::string_view name) noexcept;
+/// @}
 
 }  // namespace switchyard

@@ -11,6 +11,7 @@
 
 namespace switchyard {
 
+/// From the most to the least urgent; kOff drops all.
 enum class LogLevel { kError, kWarn, kInfo, kDebug, kTrace, kOff };
 
 /// Receives one message, without a line end, on any thread. `rank` is -1 outside any group.

@@ -41,9 +41,9 @@ struct SharedExpert {
 /// micro-batch whose rows it receives, whoever runs it. On GPUs: of the host, to order the work.
 struct StageTimes {
   std::int64_t dispatch_ns =
-      0;                      ///< quantize and send; both phases outside of micro-batches on GPUs
-  std::int64_t place_ns = 0;  ///< receive and lay out
-  std::int64_t experts_ns = 0;
+      0;                        ///< quantize and send; both phases outside of micro-batches on GPUs
+  std::int64_t place_ns = 0;    ///< receive and lay out
+  std::int64_t experts_ns = 0;  ///< the expert MLP
   std::int64_t combine_ns = 0;  ///< both phases
   std::int64_t shared_ns = 0;   ///< shared expert
 };
@@ -84,9 +84,11 @@ class SWITCHYARD_API ModularKernel {
   void apply(const PrepareArguments& arguments, const TensorView& output,
              Stream stream = Stream::host());
 
+  /// @{ As given to the constructor, and where it works.
   const PrepareFinalize& prepare_finalize() const { return *prepare_finalize_; }
   const Experts& experts() const { return *experts_; }
   Device device() const { return prepare_finalize_->device(); }
+  /// @}
   /// Whether apply may be captured in a CUDA graph; false on CPUs.
   bool is_capturable() const;
   /// Rows, expert output and the experts' scratch, of the micro-batches that have theirs.
@@ -107,15 +109,17 @@ class SWITCHYARD_API ModularKernel {
   /// Closes prepare_finalize(); see Exchange::close.
   void close(bool waits_for_peers = true) { prepare_finalize_->close(waits_for_peers); }
 
-  /// Called once per call, between experts and finalize, with what the experts receive and return;
-  /// on GPUs when the experts' work is in the stream.
+  /// @{ Called once per call, between experts and finalize, with what the experts receive and
+  /// return; on GPUs when the experts' work is in the stream.
   using Inspector = std::function<void(const Prepared& prepared, const TensorView& expert_output)>;
   void set_inspector(Inspector inspector) { inspector_ = std::move(inspector); }
+  /// @}
 
-  /// Called when the work of a stage is done, or is in the stream: who records an event or waits
+  /// @{ Called when the work of a stage is done, or is in the stream: who records an event or waits
   /// there can time stages.
   using StageObserver = std::function<void(LayerStage stage)>;
   void set_stage_observer(StageObserver observer) { observer_ = std::move(observer); }
+  /// @}
 
  private:
   struct Scratch;

@@ -27,30 +27,33 @@ enum class MoEActivation : std::uint8_t {
   kRelu2NoMul,
 };
 
-/// "silu", "gelu", "swigluoai", "silu_no_mul", "gelu_no_mul", "relu2_no_mul".
+/// @{ "silu", "gelu", "swigluoai", "silu_no_mul", "gelu_no_mul", "relu2_no_mul".
 SWITCHYARD_API const char* name_of(MoEActivation activation) noexcept;
 SWITCHYARD_API std::optional<MoEActivation> moe_activation_from_name(
     std::string_view name) noexcept;
+/// @}
+/// True for the activations that combine gate and up.
 SWITCHYARD_API bool is_gated(MoEActivation activation) noexcept;
 
 /// Mirrors vLLM's FusedMoEConfig. Fill in the fields and pass them through make().
 struct SWITCHYARD_API MoEConfig {
-  std::int32_t num_experts = 0;  ///< E, physical: redundant experts included
-  std::int32_t num_topk = 0;     ///< K (vLLM: experts_per_token)
-  std::int64_t hidden = 0;       ///< H, padding included
-  ParallelConfig parallel{};
-  DType in_dtype = DType::kBF16;
+  std::int32_t num_experts = 0;                        ///< E, physical: redundant experts included
+  std::int32_t num_topk = 0;                           ///< K (vLLM: experts_per_token)
+  std::int64_t hidden = 0;                             ///< H, padding included
+  ParallelConfig parallel{};                           ///< how ranks share the layer
+  DType in_dtype = DType::kBF16;                       ///< of hidden states
   std::int64_t max_num_tokens = kDefaultMaxNumTokens;  ///< per rank and call; equal on all ranks
-  bool has_bias = false;
-  std::int64_t intermediate = 0;  ///< of the whole layer; 0: unknown
-  MoEActivation activation = MoEActivation::kSilu;
+  bool has_bias = false;                               ///< the experts have biases
+  std::int64_t intermediate = 0;                       ///< of the whole layer; 0: unknown
+  MoEActivation activation = MoEActivation::kSilu;     ///< between the two GEMMs
 
   // Each absent field below is set by make() to the value in its comment.
   std::optional<std::int32_t> num_local_experts{};    ///< by experts_per_rank
   std::optional<std::int32_t> num_logical_experts{};  ///< num_experts
   std::optional<DType> router_logits_dtype{};         ///< in_dtype
   std::optional<std::int64_t> hidden_unpadded{};      ///< hidden
-  std::optional<std::int64_t> intermediate_per_partition_unpadded{};
+  std::optional<std::int64_t>
+      intermediate_per_partition_unpadded{};  ///< intermediate_per_partition()
 
   /// [ep_size] How many experts each of these ranks holds; empty: equal numbers, and one more on
   /// each of the first.
@@ -61,9 +64,12 @@ struct SWITCHYARD_API MoEConfig {
   /// range, a dtype other than bf16, f16 or f32, an inconsistent parallel configuration).
   static MoEConfig make(MoEConfig fields);
 
+  /// The share of this rank.
   std::int64_t intermediate_per_partition() const { return intermediate / parallel.tp_size; }
+  /// Whether the activation is gated.
   bool is_act_and_mul() const { return is_gated(activation); }
 
+  /// @{ Those of `parallel`.
   std::int32_t tp_size() const { return parallel.tp_size; }
   std::int32_t tp_rank() const { return parallel.tp_rank; }
   std::int32_t dp_size() const { return parallel.dp_size; }
@@ -90,6 +96,7 @@ struct SWITCHYARD_API MoEConfig {
   bool needs_round_robin_routing_tables() const {
     return parallel.needs_round_robin_routing_tables();
   }
+  /// @}
 
   /// True when the setting SWITCHYARD_USE_FLASHINFER_MOE_FP4 is 1,
   /// SWITCHYARD_FLASHINFER_MOE_BACKEND is "throughput", and the caller has such kernels.

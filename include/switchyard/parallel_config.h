@@ -14,15 +14,15 @@ namespace switchyard {
 
 /// A rank is read only where its size is above 1; otherwise it counts as 0.
 struct ParallelOptions {
-  std::int32_t tp_size = 1;  ///< tensor parallel
-  std::int32_t tp_rank = 0;
-  std::int32_t dp_size = 1;  ///< data parallel
-  std::int32_t dp_rank = 0;
+  std::int32_t tp_size = 1;   ///< tensor parallel
+  std::int32_t tp_rank = 0;   ///< below tp_size
+  std::int32_t dp_size = 1;   ///< data parallel
+  std::int32_t dp_rank = 0;   ///< below dp_size
   std::int32_t pcp_size = 1;  ///< prefill context parallel; counts as data parallel
-  std::int32_t pcp_rank = 0;
-  std::int32_t sp_size = 1;  ///< sequence parallel: splits the tokens of a data-parallel rank
-  bool enable_expert_parallel = false;
-  bool enable_eplb = false;
+  std::int32_t pcp_rank = 0;  ///< below pcp_size
+  std::int32_t sp_size = 1;   ///< sequence parallel: splits the tokens of a data-parallel rank
+  bool enable_expert_parallel = false;  ///< ranks hold whole experts, not slices
+  bool enable_eplb = false;             ///< balance experts by load
   /// Absent: the setting SWITCHYARD_ALL2ALL_BACKEND decides.
   std::optional<All2AllBackend> all2all_backend{};
 };
@@ -34,6 +34,8 @@ struct ParallelOptions {
 /// With expert parallelism each rank holds whole experts (ep), without it a slice of every expert
 /// (tp).
 struct SWITCHYARD_API ParallelConfig {
+  /// @{ Ranks of each kind of parallelism, and this rank's place: tensor (tp), prefill context
+  /// (pcp), data (dp), expert (ep), sequence (sp).
   std::int32_t tp_size = 1;
   std::int32_t tp_rank = 0;
   std::int32_t pcp_size = 1;
@@ -43,26 +45,30 @@ struct SWITCHYARD_API ParallelConfig {
   std::int32_t ep_size = 1;
   std::int32_t ep_rank = 0;
   std::int32_t sp_size = 1;
-  bool use_ep = false;
-  All2AllBackend all2all_backend = All2AllBackend::kAllGatherReduceScatter;
-  bool enable_eplb = false;
+  /// @}
+  bool use_ep = false;  ///< each rank holds whole experts
+  All2AllBackend all2all_backend = All2AllBackend::kAllGatherReduceScatter;  ///< what moves tokens
+  bool enable_eplb = false;  ///< experts are balanced by load
 
   /// Uses expert parallelism when it is enabled and there is more than one rank.
   ///
   /// Errors: kInvalidArgument (a size below 1, a rank that is not below its size, 2^31 ranks or
   /// more, an unknown name in the setting).
   static ParallelConfig make(const ParallelOptions& options);
-  static ParallelConfig make_no_parallel() { return {}; }
+  static ParallelConfig make_no_parallel() { return {}; }  ///< one rank
 
+  /// @{ As vLLM's properties.
   bool is_sequence_parallel() const { return sp_size > 1; }
   bool use_all2all_kernels() const {
     return use_ep && (dp_size > 1 || pcp_size > 1 || is_sequence_parallel());
   }
+  /// @}
   /// True when all-to-all kernels are used and the backend is exactly this one.
   bool uses(All2AllBackend backend) const {
     return use_all2all_kernels() && all2all_backend == backend;
   }
 
+  /// @{ As vLLM's properties: which backend is used, and what it requires.
   bool use_deepep_ht_kernels() const { return uses(All2AllBackend::kDeepEpHighThroughput); }
   bool use_deepep_ll_kernels() const { return uses(All2AllBackend::kDeepEpLowLatency); }
   bool use_deepep_v2_kernels() const { return uses(All2AllBackend::kDeepEpV2); }
@@ -85,6 +91,7 @@ struct SWITCHYARD_API ParallelConfig {
     return use_deepep_ll_kernels() || use_nixl_ep_kernels();
   }
   bool needs_round_robin_routing_tables() const { return use_batched_activation_format(); }
+  /// @}
 
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
 };

@@ -93,11 +93,12 @@ enum class CompatPadding : std::uint8_t {
   kOwner,  ///< vLLM until October 2025: the expert whose tile it is; 0 after the last expert
 };
 
+/// How permute and ep_scatter place rows.
 struct PermuteOptions {
   TensorView expert_map{};         ///< i32 [E], or absent
   TensorView expert_num_tokens{};  ///< i32 [L], or absent; must equal the counts of the ids
-  std::int64_t alignment = kDeepGemmAlignment;  ///< at least 1
-  CompatPadding compat_padding = CompatPadding::kNone;
+  std::int64_t alignment = kDeepGemmAlignment;          ///< at least 1
+  CompatPadding compat_padding = CompatPadding::kNone;  ///< of m_indices
 };
 
 /// Destination of every (token, choice). The rows of an expert are ordered by token, then choice.
@@ -175,9 +176,9 @@ SWITCHYARD_API void plan_permute(const TensorView& topk_ids, const PermuteOption
 
 /// A permuted batch. The views are valid for its lifetime, and stay so when it is moved.
 struct Permuted {
-  TensorView x;       ///< [M, H]
-  TensorView scales;  ///< [M, S]; a single scale for the tensor as given; or absent
-  PermutePlan plan;
+  TensorView x;          ///< [M, H]
+  TensorView scales;     ///< [M, S]; a single scale for the tensor as given; or absent
+  PermutePlan plan;      ///< where each row went
   Tensor x_memory;       ///< owns x, unless the caller gave the memory
   Tensor scales_memory;  ///< owns scales
 
@@ -227,14 +228,14 @@ SWITCHYARD_API void ep_gather(const TensorView& expert_output, const TensorView&
                               const TensorView& expert_map, const TensorView& output,
                               Stream stream = Stream::host(), const TensorView& num_errors = {});
 
-/// ep_gather with a plan, which already excludes the dropped choices: by -1; on CPUs what is below
-/// is kInvalidArgument.
-/// Source: vLLM, deepgemm_unpermute_and_reduce.
+/// @{ ep_gather with a plan, which already excludes the dropped choices: by -1; on CPUs what is
+/// below is kInvalidArgument. Source: vLLM, deepgemm_unpermute_and_reduce.
 SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output, const PermutePlan& plan,
                                          const TensorView& topk_weights, const TensorView& output);
 SWITCHYARD_API void unpermute_and_reduce(const TensorView& expert_output,
                                          const TensorView& inv_perm, const TensorView& topk_weights,
                                          const TensorView& output, Stream stream = Stream::host(),
                                          const TensorView& num_errors = {});
+/// @}
 
 }  // namespace switchyard

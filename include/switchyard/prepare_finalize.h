@@ -45,17 +45,18 @@ enum class PrepareKind : std::uint8_t {
   kLocal,             ///< no exchange: [T, H] in token order (...NoDPEP)
 };
 
-/// "low_latency", "elastic_decode", "elastic_prefill", "all_gather", "all_to_all",
+/// @{ "low_latency", "elastic_decode", "elastic_prefill", "all_gather", "all_to_all",
 /// "all_to_all_one_sided", "local".
 SWITCHYARD_API const char* name_of(PrepareKind kind) noexcept;
 SWITCHYARD_API std::optional<PrepareKind> prepare_kind_from_name(std::string_view name) noexcept;
+/// @}
 
 /// A split call. `hook` performs the receive part and is called exactly once, before `receiver`;
 /// `receiver` returns the result. Without a hook, `receiver` does both.
 template <typename Result>
 struct Pending {
-  std::function<void()> hook;
-  std::function<Result()> receiver;
+  std::function<void()> hook;        ///< receives; or empty
+  std::function<Result()> receiver;  ///< returns the result
 };
 
 /// Rows of each local expert, as in vLLM's ExpertTokensMetadata.
@@ -83,6 +84,7 @@ struct Prepared {
   std::optional<HostCounts> host;  ///< as Dispatched::host
 };
 
+/// What prepare takes.
 struct PrepareArguments {
   TensorView hidden;        ///< [T, H] bf16, f16 or f32
   TensorView topk_ids;      ///< [T, K] i32 or i64; -1: none
@@ -108,6 +110,7 @@ struct PrepareArguments {
   bool copies_inputs = false;
 };
 
+/// What finalize takes.
 struct FinalizeArguments {
   TensorView output;  ///< [T, H] bf16, f16 or f32; the receive part writes it
   /// Rows at the places of Prepared::experts, [N, H] or [L, C, H], bf16, f16 or f32; unchanged
@@ -118,7 +121,7 @@ struct FinalizeArguments {
   /// weighted already, contiguous (kElasticPrefill) weighs them first, rounded to their dtype; the
   /// other policies are refused there.
   WeightAndReduce weight_and_reduce{};
-  int micro_batch = 0;
+  int micro_batch = 0;  ///< as in prepare
   /// [T, H] bf16, on CPUs also f32: added to the rounded output, which is rounded again; read by
   /// the receive part.
   TensorView shared{};
@@ -157,10 +160,12 @@ class SWITCHYARD_API PrepareFinalize {
   PrepareFinalize& operator=(const PrepareFinalize&) = delete;
   virtual ~PrepareFinalize() = default;
 
+  /// @{ Which class this is, where it works, and which experts fit.
   virtual std::string_view name() const = 0;
   virtual PrepareKind kind() const = 0;
   virtual Device device() const = 0;
   virtual ActivationFormat activation_format() const = 0;
+  /// @}
   /// The dtype that topk_ids must have; nothing: i32 or i64.
   virtual std::optional<DType> topk_indices_dtype() const = 0;
   /// Upper bound on T; nothing: none.
@@ -171,11 +176,13 @@ class SWITCHYARD_API PrepareFinalize {
   virtual int num_dispatchers() const = 0;
   /// True when finalize has summed over all ranks that hold parts of a token.
   virtual bool output_is_reduced() const = 0;
+  /// What the original's class says; ours can always be split.
   virtual bool supports_async() const = 0;
   /// H.
   virtual std::int64_t hidden() const = 0;
   /// K.
   virtual std::int32_t num_topk() const = 0;
+  /// Handles that may be open at once.
   virtual int num_micro_batches() const = 0;
   /// Rows of the receive buffer that experts must be ready for.
   virtual std::int64_t max_buffer_rows() const = 0;
@@ -185,12 +192,14 @@ class SWITCHYARD_API PrepareFinalize {
   /// i32 [E + 1]: local index of each physical expert or -1; the last entry, of no expert, is -1.
   virtual const TensorView& expert_map() const = 0;
 
-  /// How rows are handed to the experts, and in which scale layout.
+  /// @{ How rows are handed to the experts, and in which scale layout.
   virtual QuantScheme row_scheme(bool is_deferred) const = 0;
   virtual ScaleLayout row_scale_layout(bool is_deferred) const = 0;
-  /// See Exchange::heap and Exchange::is_shared_gpu.
+  /// @}
+  /// @{ See Exchange::heap and Exchange::is_shared_gpu.
   virtual const char* heap() const = 0;
   virtual bool is_shared_gpu() const = 0;
+  /// @}
   /// What this rank takes of its device; receive_bytes includes the scratch of the class.
   virtual ExchangeMemory memory() const = 0;
 
@@ -204,6 +213,7 @@ class SWITCHYARD_API PrepareFinalize {
   /// differ: the receive part comes after the send.
   virtual Pending<Prepared> prepare_async(const PrepareArguments& arguments, Stream stream,
                                           Stream receive_stream) = 0;
+  /// Both parts in one stream.
   Pending<Prepared> prepare_async(const PrepareArguments& arguments,
                                   Stream stream = Stream::host()) {
     return prepare_async(arguments, stream, stream);
@@ -215,9 +225,11 @@ class SWITCHYARD_API PrepareFinalize {
   /// First runs what dbo_register_recv_hook left to this micro-batch, as vLLM's class does.
   virtual Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream,
                                        Stream receive_stream) = 0;
+  /// Both parts in one stream.
   Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream = Stream::host()) {
     return finalize_async(arguments, stream, stream);
   }
+  /// Both parts.
   virtual void finalize(const FinalizeArguments& arguments, Stream stream = Stream::host()) = 0;
 
   /// Gives a prepared micro-batch up whose results will never come, because the experts failed.
@@ -225,10 +237,11 @@ class SWITCHYARD_API PrepareFinalize {
   /// aborted.
   virtual void abandon(int micro_batch, const std::string& reason) = 0;
 
-  /// For reports: where each row came from, and bytes that left this rank. After prepare. On GPUs
-  /// kNotSupported.
+  /// @{ For reports: where each row came from, and bytes that left this rank. After prepare. On
+  /// GPUs kNotSupported.
   virtual std::vector<RowOrigin> row_origins(int micro_batch = 0) const = 0;
   virtual WireBytes wire_bytes(int micro_batch = 0) const = 0;
+  /// @}
 
   /// See Exchange::check.
   virtual void check() const = 0;
@@ -237,11 +250,12 @@ class SWITCHYARD_API PrepareFinalize {
   virtual void close(bool waits_for_peers = true) = 0;
 };
 
+/// How a class is configured.
 struct PrepareFinalizeConfig {
-  std::int32_t num_experts = 0;
-  std::int32_t num_topk = 0;
-  std::int64_t hidden = 0;
-  std::int64_t max_tokens_per_rank = 0;
+  std::int32_t num_experts = 0;          ///< E
+  std::int32_t num_topk = 0;             ///< K
+  std::int64_t hidden = 0;               ///< H
+  std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
   /// How the experts get their rows. Unquantized ones keep the dtype of `hidden` where it is that
   /// of the scheme; to bf16, as with kNone, nothing is rounded.
   QuantScheme scheme = schemes::kNone;
@@ -272,7 +286,7 @@ struct PrepareFinalizeConfig {
   /// kLocal, and kAllGather with slices_experts: the experts lie over ep_size ranks, and this one
   /// holds those of ep_rank; expert_map has -1 for the others, and finalize sums none of theirs.
   std::int32_t ep_size = 1;
-  std::int32_t ep_rank = 0;
+  std::int32_t ep_rank = 0;  ///< below ep_size
   /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
   /// needs where rows travel quantized. The same on every rank.
   bool defers_input_quant = false;
@@ -289,10 +303,12 @@ SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_prepare_finalize(
     PrepareKind kind, const Group& group, const PrepareFinalizeConfig& config,
     const ExchangeOptions& options = {});
 
+/// @{ make_prepare_finalize of kLowLatency and of kLocal.
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_low_latency(
     const Group& group, const PrepareFinalizeConfig& config, const ExchangeOptions& options = {});
 SWITCHYARD_API std::unique_ptr<PrepareFinalize> make_local(const PrepareFinalizeConfig& config,
                                                            const ExchangeOptions& options = {});
+/// @}
 
 /// Memory of one rank on CPUs, in bytes, without the scratch that follows T. Pure. With
 /// defers_input_quant both exchanges are counted. Errors: kInvalidArgument.

@@ -46,8 +46,8 @@ struct PrepareFinalizeOptions {
 
 /// A class and its configuration.
 struct PrepareFinalizeChoice {
-  PrepareKind kind = PrepareKind::kLocal;
-  PrepareFinalizeConfig config{};
+  PrepareKind kind = PrepareKind::kLocal;  ///< the class
+  PrepareFinalizeConfig config{};          ///< what it is made of
 };
 
 /// Chooses the class that implements the configured backend. Reads the values of scales, so they

@@ -58,12 +58,13 @@ enum class ScaleLayout : std::uint8_t {
 
 /// A quantization scheme: a plain value, compared with ==.
 struct QuantScheme {
-  DType dtype = DType::kBF16;  ///< of the elements
-  ScaleGroup group = ScaleGroup::kNone;
-  std::int32_t block = 0;  ///< elements that share a scale; for kBlock only
-  ScaleRule rule = ScaleRule::kDivide;
-  ScaleFormat scale_format = ScaleFormat::kF32;
+  DType dtype = DType::kBF16;                    ///< of the elements
+  ScaleGroup group = ScaleGroup::kNone;          ///< which elements share a scale
+  std::int32_t block = 0;                        ///< elements that share a scale; for kBlock only
+  ScaleRule rule = ScaleRule::kDivide;           ///< how a scale follows from them
+  ScaleFormat scale_format = ScaleFormat::kF32;  ///< how it is stored
 
+  /// True when rows have scales, or are simulated.
   bool is_quantized() const { return group != ScaleGroup::kNone; }
   /// Elements are rounded to what the format can hold but keep the dtype of the input, without
   /// scales: mxfp6, which has no storage format (as in vLLM and Quark).
@@ -74,6 +75,7 @@ struct QuantScheme {
 };
 
 namespace schemes {
+/// @{ The schemes with a name; docs/schemes.md says what each is.
 inline constexpr QuantScheme kNone{};
 inline constexpr QuantScheme kFp8Block{DType::kE4M3, ScaleGroup::kBlock, 128};
 inline constexpr QuantScheme kFp8BlockDeepEp{DType::kE4M3, ScaleGroup::kBlock, 128,
@@ -97,6 +99,7 @@ inline constexpr QuantScheme kMxfp6E2M3{DType::kE2M3, ScaleGroup::kBlock, 32, Sc
                                         ScaleFormat::kE8M0};
 inline constexpr QuantScheme kMxfp8{DType::kE4M3, ScaleGroup::kBlock, 32, ScaleRule::kMx,
                                     ScaleFormat::kE8M0};
+/// @}
 }  // namespace schemes
 
 /// The schemes of docs/schemes.md, such as "fp8_block"; empty when unknown.

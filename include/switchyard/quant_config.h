@@ -27,8 +27,8 @@ namespace switchyard {
 
 /// Group shapes of activations and weights.
 struct QuantShapes {
-  std::optional<GroupShape> activation;
-  std::optional<GroupShape> weight;
+  std::optional<GroupShape> activation;  ///< of a1 and a2; absent: not quantized
+  std::optional<GroupShape> weight;      ///< of w1 and w2
 };
 
 /// The group shapes that the flags of QuantConfig::make stand for. A block is stored for both
@@ -43,12 +43,12 @@ SWITCHYARD_API QuantShapes quant_flags_to_group_shape(QuantDType dtype, bool per
 /// Describes one of a1, a2 (inputs of the first and second GEMM), w1 and w2 (their weights).
 /// Mirrors vLLM's FusedMoEQuantDesc.
 struct QuantDesc {
-  QuantDType dtype = QuantDType::kNone;
-  std::optional<GroupShape> shape;
-  ScaleSource scale;           ///< scales, or an opaque precision object
-  TensorView alpha_or_gscale;  ///< global scale (activations) or alpha (weights)
-  TensorView zp;               ///< zero points of int4 and int8 weights
-  TensorView bias;
+  QuantDType dtype = QuantDType::kNone;  ///< of the elements
+  std::optional<GroupShape> shape;       ///< elements that share a scale; absent: none does
+  ScaleSource scale;                     ///< scales, or an opaque precision object
+  TensorView alpha_or_gscale;            ///< global scale (activations) or alpha (weights)
+  TensorView zp;                         ///< zero points of int4 and int8 weights
+  TensorView bias;                       ///< of weights: added to the GEMM's output
 };
 
 /// Mirrors vLLM's FusedMoEQuantConfig. Immutable; copies are cheap.
@@ -64,12 +64,11 @@ class SWITCHYARD_API QuantConfig {
   QuantConfig(QuantDesc a1, QuantDesc a2, QuantDesc w1, QuantDesc w2,
               const QuantExtras& extras = {});
 
-  // One builder per pair of activations and weights; docs/configuration.md has the table. Each
-  // throws kInvalidArgument with a message that names the broken rule.
-
-  /// quant_dtype: none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_*, mxfp8. weight_dtype: any of these or
-  /// int4; absent: quant_dtype.
+  /// Any pair. quant_dtype: none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_*, mxfp8. weight_dtype: any
+  /// of these or int4; absent: quant_dtype.
   static QuantConfig make(const MakeQuantOptions& options);
+  /// @{ One builder per pair of activations and weights; docs/configuration.md has the table. Each
+  /// throws kInvalidArgument with a message that names the broken rule.
   static QuantConfig unquantized();
   static QuantConfig fp8_w8a8(const Fp8W8A8Options& options);
   static QuantConfig int8_w8a8(const Int8W8A8Options& options);
@@ -86,31 +85,39 @@ class SWITCHYARD_API QuantConfig {
   static QuantConfig nvfp4_w4a16(const Nvfp4W4A16Options& options);
   static QuantConfig fp8_w8a16(const WeightOnlyOptions& options);
   static QuantConfig int4_w4afp8(const Int4W4AFp8Options& options);
+  /// @}
 
+  /// @{ Inputs (a) and weights (w) of the first and the second GEMM.
   const QuantDesc& a1() const { return a1_; }
   const QuantDesc& a2() const { return a2_; }
   const QuantDesc& w1() const { return w1_; }
   const QuantDesc& w2() const { return w2_; }
+  /// @}
 
+  /// @{ As in vLLM: the dtypes and group shapes of activations and weights.
   QuantDType quant_dtype() const { return a1_.dtype; }
   QuantDType weight_quant_dtype() const { return w1_.dtype; }
   bool is_quantized() const { return quant_dtype() != QuantDType::kNone; }
   bool per_act_token_quant() const { return a1_.shape == group_shapes::kPerToken; }
   bool per_out_ch_quant() const { return w1_.shape == group_shapes::kPerToken; }
   bool is_per_tensor() const { return a1_.shape == group_shapes::kPerTensor; }
+  /// @}
   /// Set when the shape of the activations is neither per tensor nor per token, even if activations
   /// are not quantized (int4_w4a16 with a block).
   std::optional<BlockShape> block_shape() const;
-  bool is_block_quantized() const { return block_shape().has_value(); }
+  bool is_block_quantized() const { return block_shape().has_value(); }  ///< as vLLM's
 
-  /// Absent when not given. Errors: kInvalidArgument when the field holds a precision object.
+  /// @{ Absent when not given. Errors: kInvalidArgument when the field holds a precision object.
   TensorView a1_scale() const;
   TensorView a2_scale() const;
   TensorView w1_scale() const;
   TensorView w2_scale() const;
-  /// Null when not given. Errors: kInvalidArgument when the field holds scales.
+  /// @}
+  /// @{ Null when not given. Errors: kInvalidArgument when the field holds scales.
   std::shared_ptr<void> w1_precision() const;
   std::shared_ptr<void> w2_precision() const;
+  /// @}
+  /// @{ As given to the builder; absent when not given.
   TensorView a1_gscale() const { return a1_.alpha_or_gscale; }
   TensorView a2_gscale() const { return a2_.alpha_or_gscale; }
   TensorView g1_alphas() const { return w1_.alpha_or_gscale; }
@@ -119,11 +126,15 @@ class SWITCHYARD_API QuantConfig {
   TensorView w2_zp() const { return w2_.zp; }
   TensorView w1_bias() const { return w1_.bias; }
   TensorView w2_bias() const { return w2_.bias; }
+  /// @}
 
+  /// @{ See QuantExtras.
   const QuantExtras& extras() const { return extras_; }
   bool is_scale_swizzled() const { return extras_.is_scale_swizzled; }
   std::int32_t mx_alignment() const { return extras_.mx_alignment; }
+  /// @}
 
+  /// @{ As vLLM's predicates: which pair of activations (a) and weights (w) this is.
   bool use_fp8_w8a8() const { return has(QuantDType::kFp8E4M3); }
   bool use_int8_w8a8() const { return has(QuantDType::kInt8); }
   bool use_nvfp4_w4a4() const { return has(QuantDType::kNvfp4); }
@@ -134,7 +145,9 @@ class SWITCHYARD_API QuantConfig {
   bool use_mxfp4_w4a16() const { return has(QuantDType::kNone, QuantDType::kMxfp4); }
   bool use_mxfp4_w4a4() const { return has(QuantDType::kMxfp4, QuantDType::kMxfp4); }
   bool use_mxfp4_w4a8() const { return has(QuantDType::kFp8, QuantDType::kMxfp4); }
+  /// @}
 
+  /// The OCP MX scheme of the two dtypes; absent for other pairs.
   std::optional<OcpMxScheme> ocp_mx_scheme() const {
     return switchyard::ocp_mx_scheme(a1_.dtype, w1_.dtype);
   }
@@ -147,6 +160,7 @@ class SWITCHYARD_API QuantConfig {
   /// Errors: kInvalidArgument for a negative size.
   std::optional<std::array<std::int64_t, 2>> scale_shape(std::int64_t max_tokens,
                                                          std::int64_t hidden) const;
+  /// The same for a batch: [num_experts, rows, columns].
   std::optional<std::array<std::int64_t, 3>> batched_scale_shape(std::int64_t num_experts,
                                                                  std::int64_t max_tokens,
                                                                  std::int64_t hidden) const;

@@ -30,10 +30,11 @@ enum class QuantDType : std::uint8_t {
   kMxint8,
 };
 
-/// "none", "fp8_e4m3", "int8", "fp8", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8",
+/// @{ "none", "fp8_e4m3", "int8", "fp8", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8",
 /// "int4", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8".
 SWITCHYARD_API const char* name_of(QuantDType dtype) noexcept;
 SWITCHYARD_API std::optional<QuantDType> quant_dtype_from_name(std::string_view name) noexcept;
+/// @}
 
 /// True for kFp8E4M3 and kInt8, which are number types and not names of formats.
 SWITCHYARD_API bool is_element_type(QuantDType dtype) noexcept;
@@ -41,7 +42,7 @@ SWITCHYARD_API bool is_element_type(QuantDType dtype) noexcept;
 /// True for mxfp4, mxfp6_e3m2, mxfp6_e2m3, mxfp8_e4m3, mxfp8_e5m2 and mxint8.
 SWITCHYARD_API bool is_ocp_mx(QuantDType dtype) noexcept;
 
-inline constexpr std::int32_t kOcpMxBlock = 32;
+inline constexpr std::int32_t kOcpMxBlock = 32;  ///< elements that share a scale
 
 /// Pairs of weights and activations that vLLM's fused_moe emulates.
 enum class OcpMxScheme : std::uint8_t {

@@ -25,7 +25,7 @@ struct QuantizeInputConfig {
   /// "none" (or empty), "fp8_e4m3", "int8", "nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8",
   /// or "fp8": activations of weight-only OCP schemes, rounded through fp8 and kept in their dtype.
   std::string quant_dtype = "none";
-  bool per_act_token_quant = false;
+  bool per_act_token_quant = false;  ///< one scale per row
   /// Rows and columns of a block; activations use the columns.
   std::optional<std::array<std::int64_t, 2>> block_shape;
   bool is_scale_swizzled = true;        ///< nvfp4 and mxfp8: tiles of 128 x 4 instead of rows
@@ -37,10 +37,10 @@ struct QuantizeInputConfig {
 /// Values and their scales. Each view refers to the memory beside it or, where nothing was created,
 /// to the caller's tensor, which must then outlive this object.
 struct QuantizedInput {
-  TensorView values;
-  TensorView scales;  ///< absent when there are none
-  Tensor values_memory;
-  Tensor scales_memory;
+  TensorView values;     ///< of the rows
+  TensorView scales;     ///< absent when there are none
+  Tensor values_memory;  ///< owns `values`, where they were made
+  Tensor scales_memory;  ///< owns `scales`, likewise
 };
 
 /// Quantizes `x` [M, H] (bf16, f16 or f32, rows contiguous; for "none" any tensor) by the table of

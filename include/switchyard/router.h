@@ -13,6 +13,7 @@
 
 namespace switchyard {
 
+/// How logits become scores.
 enum class Scoring : std::uint8_t {
   kSoftmax,
   kSigmoid,
@@ -27,16 +28,17 @@ enum class GroupSelection : std::uint8_t {
   kTop2Sum,  ///< a group scores as the sum of its two best biased scores (DeepSeek-V3, noaux_tc)
 };
 
+/// How experts are chosen and weighted.
 struct RouterConfig {
-  std::int32_t num_experts = 0;  ///< E
-  std::int32_t num_topk = 0;     ///< K, from 1 to 64 and at most E
-  Scoring scoring = Scoring::kSoftmax;
-  bool norm_topk_prob = false;         ///< divide the chosen weights by their sum
-  float routed_scaling_factor = 1.0f;  ///< multiplies the weights, after normalization
-  GroupSelection group_selection = GroupSelection::kNone;
-  std::int32_t num_groups = 1;   ///< must divide E
-  std::int32_t topk_groups = 1;  ///< groups that remain eligible
-  float norm_min = 0.0f;         ///< norm_topk_prob divides by no less (Ernie-4.5: moe_norm_min)
+  std::int32_t num_experts = 0;         ///< E
+  std::int32_t num_topk = 0;            ///< K, from 1 to 64 and at most E
+  Scoring scoring = Scoring::kSoftmax;  ///< how logits become scores
+  bool norm_topk_prob = false;          ///< divide the chosen weights by their sum
+  float routed_scaling_factor = 1.0f;   ///< multiplies the weights, after normalization
+  GroupSelection group_selection = GroupSelection::kNone;  ///< how groups are chosen
+  std::int32_t num_groups = 1;                             ///< must divide E
+  std::int32_t topk_groups = 1;                            ///< groups that remain eligible
+  float norm_min = 0.0f;  ///< norm_topk_prob divides by no less (Ernie-4.5: moe_norm_min)
   /// The choice compares the logits, which order experts whose scores round to 1 (Llama-4). The
   /// bias is added to them, and so counts in the weights too (gpt-oss).
   bool bias_on_logits = false;

@@ -28,9 +28,10 @@
 
 namespace switchyard {
 
-/// "row_major", "column_major", "column_major_aligned", "swizzled".
+/// @{ "row_major", "column_major", "column_major_aligned", "swizzled".
 SWITCHYARD_API const char* name_of(ScaleLayout layout) noexcept;
 SWITCHYARD_API std::optional<ScaleLayout> scale_layout_from_name(std::string_view name) noexcept;
+/// @}
 
 /// Elements of memory for the scales of N rows, padding included; a batch needs L times the
 /// elements of C rows.
@@ -43,6 +44,7 @@ SWITCHYARD_API std::int64_t num_scale_elements(ScaleLayout layout, std::int64_t 
 SWITCHYARD_API TensorView view_scales(const void* data, DType dtype, ScaleLayout layout,
                                       std::int64_t num_rows, std::int64_t num_scales,
                                       Device device = Device::cpu());
+/// The same for a batch [L, C, S].
 SWITCHYARD_API TensorView view_batched_scales(const void* data, DType dtype, ScaleLayout layout,
                                               std::int64_t num_experts, std::int64_t capacity,
                                               std::int64_t num_scales,
@@ -50,15 +52,17 @@ SWITCHYARD_API TensorView view_batched_scales(const void* data, DType dtype, Sca
 
 /// Zero-filled memory of a layout, and a view of it.
 struct OwnedScales {
-  Tensor memory;  ///< flat
-  TensorView view;
+  Tensor memory;    ///< flat
+  TensorView view;  ///< in the layout
 };
+/// @{ Allocates the scales of rows, or of a batch. Errors: also kOutOfMemory.
 SWITCHYARD_API OwnedScales make_scales(DType dtype, ScaleLayout layout, std::int64_t num_rows,
                                        std::int64_t num_scales, Device device = Device::cpu());
 SWITCHYARD_API OwnedScales make_batched_scales(DType dtype, ScaleLayout layout,
                                                std::int64_t num_experts, std::int64_t capacity,
                                                std::int64_t num_scales,
                                                Device device = Device::cpu());
+/// @}
 
 /// Copies scales from one layout to another; either side may be rows or tiles. Tiles may have more
 /// rows and scales than the other side: excess in `from` is cropped, excess in `to` becomes 0.

@@ -18,8 +18,10 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace switchyard {
 
+/// Where work is ordered: the host, or a stream of a GPU. A plain value.
 class Stream {
  public:
+  /// Calls on it have done their work when they return.
   static constexpr Stream host() noexcept { return Stream(nullptr, Device::cpu()); }
 
   /// A cudaStream_t of GPU `device_index`.
@@ -33,7 +35,7 @@ class Stream {
   /// wait for other threads, as the legacy default stream does: ranks may be threads.
   SWITCHYARD_API static Stream default_of(Device device) noexcept;
 
-  constexpr Device device() const noexcept { return device_; }
+  constexpr Device device() const noexcept { return device_; }  ///< the CPUs, or the stream's GPU
   /// The cudaStream_t; null for the host.
   constexpr CUstream_st* get() const noexcept { return stream_; }
   friend constexpr bool operator==(const Stream&, const Stream&) = default;

@@ -43,3 +43,6 @@
 #include "switchyard/token_counts.h"
 #include "switchyard/version.h"
 #include "switchyard/weight_and_reduce.h"
+
+/// The library: classes, and the functions that belong to none.
+namespace switchyard {}

@@ -19,7 +19,7 @@
 
 namespace switchyard {
 
-inline constexpr int kMaxDims = 6;
+inline constexpr int kMaxDims = 6;  ///< dimensions that a tensor may have
 
 /// The dtype of a C++ element type. Types without arithmetic of their own (bf16, f16, e4m3) are
 /// handled as their bits, and name their dtype when a view is made.
@@ -58,7 +58,7 @@ class SWITCHYARD_API TensorView {
  public:
   TensorView() = default;
 
-  /// Contiguous, row-major.
+  /// @{ Contiguous, row-major.
   ///
   /// Errors: kInvalidArgument when a size is negative, there are more than kMaxDims, or the bytes
   /// overflow.
@@ -67,17 +67,20 @@ class SWITCHYARD_API TensorView {
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
              Device device = Device::cpu())
       : TensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
+  /// @}
 
   /// Any strides, in elements. A tensor without elements is contiguous whatever they are.
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
              std::initializer_list<std::int64_t> strides, Device device = Device::cpu());
 
+  /// A contiguous view of elements of T.
   template <typename T>
   static TensorView of(const T* data, std::initializer_list<std::int64_t> shape,
                        Device device = Device::cpu()) {
     return TensorView(data, dtype_of<T>::value, shape, device);
   }
 
+  /// @{ What it refers to. `as` casts the pointer only; nothing is checked.
   bool has_value() const noexcept { return num_dims_ >= 0; }
   void* data() const noexcept { return data_; }
   template <typename T>
@@ -91,6 +94,7 @@ class SWITCHYARD_API TensorView {
   std::int64_t stride(int dim) const noexcept { return strides_[static_cast<std::size_t>(dim)]; }
   std::int64_t num_elements() const noexcept;
   bool is_contiguous() const noexcept;
+  /// @}
 
   /// Bytes of a contiguous tensor of this shape; fp4 and fp6 elements are packed.
   std::size_t num_bytes() const noexcept;
@@ -110,16 +114,19 @@ class SWITCHYARD_API TensorView {
 /// A contiguous tensor that owns its memory: zero-filled, aligned to 128 bytes. Move-only.
 class SWITCHYARD_API Tensor {
  public:
+  /// @{ Absent, as a default-made view. One that was moved from is only destroyed or assigned to.
   Tensor() = default;
   Tensor(Tensor&&) noexcept = default;
   Tensor& operator=(Tensor&&) noexcept = default;
+  /// @}
 
-  /// On a GPU: plain device memory; returns when it is zeroed, so not while a graph is captured.
+  /// @{ On a GPU: plain device memory; returns when it is zeroed, so not while a graph is captured.
   ///
   /// Errors: kInvalidArgument as TensorView; kOutOfMemory; kNotAvailable (no such GPU).
   Tensor(DType dtype, std::span<const std::int64_t> shape, Device device = Device::cpu());
   Tensor(DType dtype, std::initializer_list<std::int64_t> shape, Device device = Device::cpu())
       : Tensor(dtype, std::span(shape.begin(), shape.size()), device) {}
+  /// @}
 
   /// Of memory that `owner` keeps alive; nothing is copied or cleared.
   ///
@@ -127,6 +134,7 @@ class SWITCHYARD_API Tensor {
   Tensor(std::shared_ptr<std::byte> owner, const TensorView& view)
       : memory_(std::move(owner)), view_(view) {}
 
+  /// @{ As a view, and what TensorView has.
   const TensorView& view() const noexcept { return view_; }
   operator const TensorView&() const noexcept { return view_; }
   void* data() const noexcept { return view_.data(); }
@@ -137,10 +145,12 @@ class SWITCHYARD_API Tensor {
   DType dtype() const noexcept { return view_.dtype(); }
   Device device() const noexcept { return view_.device(); }
   std::int64_t shape(int dim) const noexcept { return view_.shape(dim); }
+  /// @}
 
-  /// A copy on `device`. The same as copy_to.
+  /// @{ A copy on `device`. The same as copy_to.
   Tensor to(Device device, Stream stream) const;
   Tensor to(Device device) const;
+  /// @}
 
  private:
   std::shared_ptr<std::byte> memory_;
@@ -155,7 +165,9 @@ class SWITCHYARD_API Tensor {
 ///
 /// Not while a graph is captured. Errors: kInvalidArgument (strides; a stream of another device);
 /// kOutOfMemory, kNotAvailable, kSystem.
+/// @{
 SWITCHYARD_API Tensor copy_to(const TensorView& from, Device device, Stream stream);
 SWITCHYARD_API Tensor copy_to(const TensorView& from, Device device);
+/// @}
 
 }  // namespace switchyard

@@ -31,12 +31,15 @@ SWITCHYARD_API std::vector<std::int64_t> compute_chunked_local_num_tokens(
 /// chosen for the exchange. Not thread-safe.
 class SWITCHYARD_API TokenCounts {
  public:
+  /// From the tokens of each data-parallel rank.
   explicit TokenCounts(std::vector<std::int64_t> tokens_across_dp);
   TokenCounts(const TokenCounts&) = delete;
   TokenCounts& operator=(const TokenCounts&) = delete;
 
+  /// @{ The tokens of each data-parallel rank, and the most of them.
   std::span<const std::int64_t> tokens_across_dp() const { return tokens_across_dp_; }
   std::int64_t max_tokens_across_dp() const;
+  /// @}
 
   /// [dp * sp] inclusive prefix sums of compute_sp_num_tokens.
   std::vector<std::int64_t> cu_tokens_across_sp(std::int64_t sp_size) const;
@@ -55,9 +58,11 @@ class SWITCHYARD_API TokenCounts {
     std::vector<std::int64_t> before_;
   };
 
+  /// @{ A scope with compute_sp_num_tokens, or compute_chunked_local_num_tokens of one chunk.
   [[nodiscard]] Scope sp_local_sizes(std::int64_t sp_size);
   [[nodiscard]] Scope chunked_sizes(std::int64_t sp_size, std::int64_t max_chunk,
                                     std::int64_t chunk);
+  /// @}
 
   /// The sizes set by the innermost scope (vLLM: get_chunk_sizes_across_dp_rank).
   /// Errors: kInvalidArgument outside every scope.

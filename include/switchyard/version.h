@@ -5,9 +5,11 @@
 
 #include "switchyard/export.h"
 
+/// @{ Version of the header.
 #define SWITCHYARD_VERSION_MAJOR 0
 #define SWITCHYARD_VERSION_MINOR 1
 #define SWITCHYARD_VERSION_PATCH 0
+/// @}
 
 namespace switchyard {
 

@@ -18,6 +18,7 @@
 
 namespace switchyard {
 
+/// How the rows of a token become one.
 enum class WeightAndReduceKind : std::uint8_t {
   kDelegate,      ///< the prepare/finalize object chooses; applying it is an error
   kNoOp,          ///< rows are already final
@@ -30,12 +31,13 @@ SWITCHYARD_API const char* name_of(WeightAndReduceKind kind) noexcept;
 
 /// A policy: a plain value, compared with ==. The default is kDelegate.
 struct WeightAndReduce {
-  WeightAndReduceKind kind = WeightAndReduceKind::kDelegate;
+  WeightAndReduceKind kind = WeightAndReduceKind::kDelegate;  ///< the policy
   std::int32_t rank = 0;       ///< kNaiveBatched: local expert e is expert rank * L + e
   bool skips_padding = false;  ///< kContiguous: ignores choices without a local expert
 
   friend bool operator==(const WeightAndReduce&, const WeightAndReduce&) = default;
 
+  /// @{ The policies.
   static constexpr WeightAndReduce delegate() { return {}; }
   static constexpr WeightAndReduce no_op() { return {WeightAndReduceKind::kNoOp}; }
   static constexpr WeightAndReduce contiguous(bool skips_padding = false) {
@@ -44,6 +46,7 @@ struct WeightAndReduce {
   static constexpr WeightAndReduce naive_batched(std::int32_t rank) {
     return {WeightAndReduceKind::kNaiveBatched, rank};
   }
+  /// @}
 
   /// This policy, or `fallback` when it delegates; prepare/finalize objects choose with it.
   constexpr WeightAndReduce or_else(const WeightAndReduce& fallback) const {
@@ -51,6 +54,7 @@ struct WeightAndReduce {
   }
 };
 
+/// What weight_and_reduce takes besides the policy.
 struct WeightAndReduceArguments {
   TensorView expert_output;  ///< bf16, f16 or f32; shape by kind; contiguous rows
   TensorView topk_weights;   ///< [T, K] f32, contiguous; ignored by kNoOp or when already applied

@@ -115,8 +115,11 @@ void bind_exchange(nb::module_& m) {
                       keywords.c_str(), ") -> None")),
           "Collective. Keywords are the members of ExchangeConfig and ExchangeOptions; those of "
           "the former win over `config`.")
-      .def_prop_ro("config", [](const PyExchange& self) { return self.live()->config(); })
-      .def_prop_ro("device", [](const PyExchange& self) { return self.live()->device(); })
+      .def_prop_ro(
+          "config", [](const PyExchange& self) { return self.live()->config(); }, "As given.")
+      .def_prop_ro(
+          "device", [](const PyExchange& self) { return self.live()->device(); },
+          "Where tokens, received rows and results lie.")
       .def_prop_ro(
           "max_buffer_rows", [](const PyExchange& self) { return self.live()->max_buffer_rows(); },
           "Upper bound on N for this rank.")
@@ -128,9 +131,13 @@ void bind_exchange(nb::module_& m) {
           },
           nb::sig("def memory(self) -> tuple[int, int]"),
           "(window_bytes, receive_bytes) of this rank.")
-      .def_prop_ro("heap", [](const PyExchange& self) { return self.live()->heap(); })
-      .def_prop_ro("is_shared_gpu",
-                   [](const PyExchange& self) { return self.live()->is_shared_gpu(); });
+      .def_prop_ro(
+          "heap", [](const PyExchange& self) { return self.live()->heap(); },
+          "How windows are shared: \"host\", on GPUs \"same_process\", \"vmm\", \"ipc\" or "
+          "\"nccl\".")
+      .def_prop_ro(
+          "is_shared_gpu", [](const PyExchange& self) { return self.live()->is_shared_gpu(); },
+          "Whether several ranks use this rank's GPU.");
   bind_exchange_calls(type);
   type.def("row_origins", &row_origins, nb::arg("handle"),
            nb::sig("def row_origins(self, handle: Handle | Dispatched) -> dict[str, list]"),
@@ -161,7 +168,9 @@ void bind_exchange(nb::module_& m) {
           "Ends the exchange, whoever holds results of it. On GPUs collective: returns when the "
           "kernels\nof every rank have ended. Results stay valid; their memory goes with the last "
           "of them.")
-      .def_prop_ro("is_closed", [](const PyExchange& self) { return self.exchange.is_closed(); })
+      .def_prop_ro(
+          "is_closed", [](const PyExchange& self) { return self.exchange.is_closed(); },
+          "Whether close() was called.")
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> Exchange"))

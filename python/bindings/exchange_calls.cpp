@@ -260,7 +260,8 @@ void bind_dispatch(nb::class_<PyExchange>& type) {
            "copies_inputs is set.")
       .def("dispatch_again_send", &dispatch_again_send, nb::arg("earlier"), nb::arg("tokens"),
            nb::arg("topk_weights").none() = nb::none(), nb::arg("options"),
-           nb::sig(sig("dispatch_again_send", kAgainSig, "Handle")))
+           nb::sig(sig("dispatch_again_send", kAgainSig, "Handle")),
+           "The first phase of dispatch_again.")
       .def("dispatch_receive", &dispatch_receive, nb::arg("handle"),
            nb::arg("stream").none() = nb::none(),
            nb::sig("def dispatch_receive(self, handle: Handle, stream: StreamLike = None) -> "

@@ -91,7 +91,8 @@ void bind_tables(nb::module_& m) {
       .def_ro("local_expert_global_ids", &RoutingTables::local_expert_global_ids,
               "[L] of this rank.");
   m.def("round_robin_routing_tables", &round_robin_routing_tables, nb::arg("num_ranks"),
-        nb::arg("rank"), nb::arg("num_experts"));
+        nb::arg("rank"), nb::arg("num_experts"),
+        "Translation between global and physical ids under round-robin placement.");
   m.def(
       "map_expert_ids",
       [](nb::handle ids, nb::handle table, nb::handle out) {

@@ -213,17 +213,23 @@ void bind_experts(nb::module_& m) {
                   "Experts of your own: function(rows, output) writes output, bf16 of the shape of "
                   "rows.rows, at the places of\n"
                   "the valid rows. On GPUs it works in rows.stream and does not wait.")
-      .def_prop_ro("name", [](const PyExperts& self) { return std::string(self.live()->name()); })
-      .def_prop_ro("device", [](const PyExperts& self) { return self.live()->device(); })
-      .def_prop_ro("is_batch_invariant",
-                   [](const PyExperts& self) { return self.live()->is_batch_invariant(); })
+      .def_prop_ro(
+          "name", [](const PyExperts& self) { return std::string(self.live()->name()); },
+          "For messages and reports.")
+      .def_prop_ro(
+          "device", [](const PyExperts& self) { return self.live()->device(); }, "Where they work.")
+      .def_prop_ro(
+          "is_batch_invariant",
+          [](const PyExperts& self) { return self.live()->is_batch_invariant(); },
+          "Whether a row's result never depends on the other rows.")
       .def("apply", &apply, nb::arg("rows"), nb::arg("out").none() = nb::none(),
            nb::arg("stream").none() = nb::none(),
            nb::sig("def apply(self, rows: ExpertRows, out: Array | None = None, stream: StreamLike "
                    "= None) -> Tensor"),
            "bf16, or f32 with intermediate \"f32\", of the shape of the rows, at the places of the "
            "valid rows.")
-      .def("close", [](PyExperts& self) { self.part.drop(); });
+      .def(
+          "close", [](PyExperts& self) { self.part.drop(); }, "Frees them.");
 }
 
 }  // namespace switchyard::python

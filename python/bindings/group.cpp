@@ -161,16 +161,22 @@ void bind_group(nb::module_& m) {
           nb::sig("def from_mpi(communicator: mpi4py.MPI.Comm, *, engine: str = '', timeout_ms: "
                   "int = 0) -> Group"),
           "The ranks of an mpi4py communicator, on any hosts. Collective over it.")
-      .def_prop_ro("rank", [](const PyGroup& self) { return self.live()->rank(); })
-      .def_prop_ro("size", [](const PyGroup& self) { return self.live()->size(); })
+      .def_prop_ro(
+          "rank", [](const PyGroup& self) { return self.live()->rank(); }, "This rank, from 0.")
+      .def_prop_ro(
+          "size", [](const PyGroup& self) { return self.live()->size(); }, "Number of ranks.")
       .def_prop_ro(
           "host_rank", [](const PyGroup& self) { return self.live()->host_rank(); },
           "Place among the ranks that share this host.")
-      .def_prop_ro("host_size", [](const PyGroup& self) { return self.live()->host_size(); })
+      .def_prop_ro(
+          "host_size", [](const PyGroup& self) { return self.live()->host_size(); },
+          "Number of ranks that share this host.")
       .def_prop_ro(
           "engine", [](const PyGroup& self) { return self.live()->engine_name(); },
           "\"local\", \"shm\" or \"mpi\".")
-      .def_prop_ro("timeout_ms", [](const PyGroup& self) { return self.live()->timeout_ms(); })
+      .def_prop_ro(
+          "timeout_ms", [](const PyGroup& self) { return self.live()->timeout_ms(); },
+          "Longest wait for a peer.")
       .def(
           "default_gpu", [](const PyGroup& self) { return default_gpu(*self.live()); },
           "The GPU with number host_rank, starting over where ranks outnumber GPUs.")
@@ -214,7 +220,9 @@ void bind_group(nb::module_& m) {
       .def(
           "close", [](PyGroup& self) { self.group.drop(); },
           "Leaves the group, once the objects made from it are closed too.")
-      .def_prop_ro("is_closed", [](const PyGroup& self) { return self.group.is_closed(); })
+      .def_prop_ro(
+          "is_closed", [](const PyGroup& self) { return self.group.is_closed(); },
+          "Whether close() was called.")
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> Group"))

@@ -178,11 +178,15 @@ void bind_kernel(nb::module_& m) {
           "num_micro_batches  the same on every rank, up to that of the PrepareFinalize; 0: as "
           "many\n"
           "Python experts are called on threads of the library, one at a time.")
-      .def_prop_ro("device", [](const PyKernel& self) { return self.live()->device(); })
-      .def_prop_ro("is_capturable",
-                   [](const PyKernel& self) { return self.live()->is_capturable(); })
-      .def_prop_ro("workspace_bytes",
-                   [](const PyKernel& self) { return self.live()->workspace_bytes(); })
+      .def_prop_ro(
+          "device", [](const PyKernel& self) { return self.live()->device(); },
+          "Where all of its parts work.")
+      .def_prop_ro(
+          "is_capturable", [](const PyKernel& self) { return self.live()->is_capturable(); },
+          "Whether apply may be captured in a CUDA graph.")
+      .def_prop_ro(
+          "workspace_bytes", [](const PyKernel& self) { return self.live()->workspace_bytes(); },
+          "Bytes of rows, expert output and scratch of the micro-batches.")
       .def("times", &times_of, nb::arg("micro_batch") = 0,
            nb::sig("def times(self, micro_batch: int = 0) -> dict[str, int]"),
            "Nanoseconds of the last call by stage.")

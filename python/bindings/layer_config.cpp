@@ -56,10 +56,13 @@ void bind_sizes(nb::module_& m) {
           },
           "From the members of ParallelOptions: uses expert parallelism when it is enabled and "
           "there is more than one rank.")
-      .def_prop_ro("use_all2all_kernels", &ParallelConfig::use_all2all_kernels)
-      .def_prop_ro("use_batched_activation_format", &ParallelConfig::use_batched_activation_format)
+      .def_prop_ro("use_all2all_kernels", &ParallelConfig::use_all2all_kernels,
+                   "Whether tokens travel between ranks.")
+      .def_prop_ro("use_batched_activation_format", &ParallelConfig::use_batched_activation_format,
+                   "Whether experts get [L, C, H].")
       .def_prop_ro("needs_round_robin_routing_tables",
-                   &ParallelConfig::needs_round_robin_routing_tables);
+                   &ParallelConfig::needs_round_robin_routing_tables,
+                   "Whether round-robin placement needs routing tables.");
   ConfigClass<MoEConfig>(m, "MoEConfig", "Sizes of a layer (vLLM's FusedMoEConfig).")
       .done()
       .def_static(

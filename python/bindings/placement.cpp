@@ -118,7 +118,7 @@ void bind_placement(nb::module_& m) {
       nb::arg("token"), nb::arg("num_replicas"),
       "Which of the copies of an expert serves a token row.");
   nb::class_<LogicalMaps>(m, "LogicalMaps", "Where the copies of each logical expert are.")
-      .def_ro("num_logical", &LogicalMaps::num_logical)
+      .def_ro("num_logical", &LogicalMaps::num_logical, "Logical experts.")
       .def_ro("max_replicas", &LogicalMaps::max_replicas, "Copies of the most replicated expert.")
       .def_prop_ro(
           "logical_to_physical",
@@ -179,8 +179,9 @@ void bind_placement(nb::module_& m) {
           nb::sig("def add_ids(self, physical_ids: Array, num_tokens: int | None = None) -> None"),
           "Adds a step given as chosen experts, [T, K]; rows from num_tokens on are padding.")
       .def_prop_ro("num_steps", &ExpertLoad::num_steps, "Steps that the sums cover.")
-      .def_prop_ro("physical_load",
-                   [](const ExpertLoad& self) { return copied(self.physical_load()); })
+      .def_prop_ro(
+          "physical_load", [](const ExpertLoad& self) { return copied(self.physical_load()); },
+          "[num_physical]: sums over these steps.")
       .def(
           "logical_load",
           [](const ExpertLoad& self, nb::handle physical_to_logical, std::int32_t num_logical) {
@@ -191,7 +192,7 @@ void bind_placement(nb::module_& m) {
           nb::sig("def logical_load(self, physical_to_logical: Sequence[int] | Array, num_logical: "
                   "int) -> list[int]"),
           "[num_logical]: the copies of each expert added up.")
-      .def("reset", &ExpertLoad::reset)
+      .def("reset", &ExpertLoad::reset, "Forgets all steps.")
       .def("__repr__", [](const ExpertLoad& self) {
         return "ExpertLoad(num_physical=" + std::to_string(self.physical_load().size()) +
                ", num_steps=" + std::to_string(self.num_steps()) + ")";

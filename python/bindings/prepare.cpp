@@ -70,38 +70,58 @@ void bind_prepare(nb::module_& m) {
       "Quantize and dispatch before the experts, combine and reduce after them (vLLM's\n"
       "FusedMoEPrepareAndFinalizeModular). Made by make_prepare_finalize.");
   bind_prepare_calls(type);
-  type.def_prop_ro("name",
-                   [](const PyPrepareFinalize& self) { return std::string(self.live()->name()); })
-      .def_prop_ro("kind",
-                   [](const PyPrepareFinalize& self) { return enum_name(self.live()->kind()); })
-      .def_prop_ro("device", [](const PyPrepareFinalize& self) { return self.live()->device(); })
+  type.def_prop_ro(
+          "name", [](const PyPrepareFinalize& self) { return std::string(self.live()->name()); },
+          "For messages and reports.")
+      .def_prop_ro(
+          "kind", [](const PyPrepareFinalize& self) { return enum_name(self.live()->kind()); },
+          "Which class it is.")
+      .def_prop_ro(
+          "device", [](const PyPrepareFinalize& self) { return self.live()->device(); },
+          "Where it works.")
       .def_prop_ro(
           "activation_format",
           [](const PyPrepareFinalize& self) { return enum_name(self.live()->activation_format()); },
-          nb::sig("def activation_format(self) -> Literal['standard', 'batched']"))
-      .def_prop_ro("topk_indices_dtype",
-                   [](const PyPrepareFinalize& self) -> std::optional<std::string> {
-                     const auto dtype = self.live()->topk_indices_dtype();
-                     return dtype ? std::optional<std::string>(name_of(*dtype)) : std::nullopt;
-                   })
+          nb::sig("def activation_format(self) -> Literal['standard', 'batched']"),
+          "Which experts fit: \"standard\" [M, H] or \"batched\" [L, C, H].")
+      .def_prop_ro(
+          "topk_indices_dtype",
+          [](const PyPrepareFinalize& self) -> std::optional<std::string> {
+            const auto dtype = self.live()->topk_indices_dtype();
+            return dtype ? std::optional<std::string>(name_of(*dtype)) : std::nullopt;
+          },
+          "The dtype that topk_ids must have; None: i32 or i64.")
       .def_prop_ro(
           "max_num_tokens_per_rank",
-          [](const PyPrepareFinalize& self) { return self.live()->max_num_tokens_per_rank(); })
-      .def_prop_ro("num_dispatchers",
-                   [](const PyPrepareFinalize& self) { return self.live()->num_dispatchers(); })
-      .def_prop_ro("output_is_reduced",
-                   [](const PyPrepareFinalize& self) { return self.live()->output_is_reduced(); })
-      .def_prop_ro("supports_async",
-                   [](const PyPrepareFinalize& self) { return self.live()->supports_async(); })
-      .def_prop_ro("hidden", [](const PyPrepareFinalize& self) { return self.live()->hidden(); })
-      .def_prop_ro("num_topk",
-                   [](const PyPrepareFinalize& self) { return self.live()->num_topk(); })
-      .def_prop_ro("num_micro_batches",
-                   [](const PyPrepareFinalize& self) { return self.live()->num_micro_batches(); })
-      .def_prop_ro("max_buffer_rows",
-                   [](const PyPrepareFinalize& self) { return self.live()->max_buffer_rows(); })
-      .def_prop_ro("num_local_experts",
-                   [](const PyPrepareFinalize& self) { return self.live()->num_local_experts(); })
+          [](const PyPrepareFinalize& self) { return self.live()->max_num_tokens_per_rank(); },
+          "Upper bound on T; None: none.")
+      .def_prop_ro(
+          "num_dispatchers",
+          [](const PyPrepareFinalize& self) { return self.live()->num_dispatchers(); },
+          "Ranks that may send to this one.")
+      .def_prop_ro(
+          "output_is_reduced",
+          [](const PyPrepareFinalize& self) { return self.live()->output_is_reduced(); },
+          "Whether finalize has summed over all ranks that hold parts of a token.")
+      .def_prop_ro(
+          "supports_async",
+          [](const PyPrepareFinalize& self) { return self.live()->supports_async(); },
+          "What the original's class says; ours can always be split.")
+      .def_prop_ro(
+          "hidden", [](const PyPrepareFinalize& self) { return self.live()->hidden(); }, "H.")
+      .def_prop_ro(
+          "num_topk", [](const PyPrepareFinalize& self) { return self.live()->num_topk(); }, "K.")
+      .def_prop_ro(
+          "num_micro_batches",
+          [](const PyPrepareFinalize& self) { return self.live()->num_micro_batches(); },
+          "Micro-batches that may be open at once.")
+      .def_prop_ro(
+          "max_buffer_rows",
+          [](const PyPrepareFinalize& self) { return self.live()->max_buffer_rows(); },
+          "Rows of the receive buffer that experts must be ready for.")
+      .def_prop_ro(
+          "num_local_experts",
+          [](const PyPrepareFinalize& self) { return self.live()->num_local_experts(); }, "L.")
       .def_prop_ro(
           "expert_map",
           [](const PyPrepareFinalize& self) {
@@ -117,7 +137,8 @@ void bind_prepare(nb::module_& m) {
             const ExchangeMemory memory = self.live()->memory();
             return nb::make_tuple(memory.window_bytes, memory.receive_bytes);
           },
-          nb::sig("def memory(self) -> tuple[int, int]"))
+          nb::sig("def memory(self) -> tuple[int, int]"),
+          "(window_bytes, receive_bytes) of this rank, scratch included.")
       .def(
           "post_init_setup",
           [](const PyPrepareFinalize& self, const PyExperts& experts) {
@@ -137,7 +158,9 @@ void bind_prepare(nb::module_& m) {
           },
           nb::arg("micro_batch"), nb::arg("reason"),
           "Gives a prepared micro-batch up whose results will never come.")
-      .def("check", [](const PyPrepareFinalize& self) { self.live()->check(); })
+      .def(
+          "check", [](const PyPrepareFinalize& self) { self.live()->check(); },
+          "See Exchange.check.")
       .def(
           "close", [](PyPrepareFinalize& self) { self.part.close("PrepareFinalize"); },
           "Ends its exchange; see Exchange.close.")

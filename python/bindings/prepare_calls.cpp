@@ -226,7 +226,8 @@ void bind_prepare_results(nb::module_& m) {
       .def_prop_ro(
           "topk_weights",
           [](const PyPrepared& self) { return self.tensor(self.prepared.topk_weights); },
-          nb::sig("def topk_weights(self) -> Tensor | None"))
+          nb::sig("def topk_weights(self) -> Tensor | None"),
+          "f32, as topk_ids; 0 in rows without a token.")
       .def_prop_ro(
           "expert_num_tokens",
           [](const PyPrepared& self) {
@@ -246,7 +247,8 @@ void bind_prepare_results(nb::module_& m) {
           nb::sig("def expert_num_tokens_cpu(self) -> Tensor | None"), "[L] i32 in host memory.")
       .def_prop_ro(
           "host", [](const PyPrepared& self) { return counts_or_none(self.prepared.host); },
-          nb::sig("def host(self) -> HostCounts | None"))
+          nb::sig("def host(self) -> HostCounts | None"),
+          "Counts as numbers: always on CPUs, on GPUs with host_counts=True.")
       .def("__repr__", [](const PyPrepared& self) {
         return "Prepared(" + self.prepared.experts.rows.describe() + ")";
       });
@@ -303,7 +305,8 @@ void bind_prepare_calls(nb::class_<PyPrepareFinalize>& type) {
           },
           nb::arg("expert_output"), nb::arg("out").none() = nb::none(),
           nb::arg("num_tokens").none() = nb::none(), nb::arg("options"),
-          nb::sig(sig("finalize_async", kFinalizeSig, "Pending")));
+          nb::sig(sig("finalize_async", kFinalizeSig, "Pending")),
+          "The same in two parts, as prepare_async; the result is the output.");
 }
 
 }  // namespace switchyard::python

@@ -171,26 +171,36 @@ void bind_quant_config(nb::module_& m) {
   bind_builder(type, "nvfp4_w4a16", &QuantConfig::nvfp4_w4a16);
   bind_builder(type, "fp8_w8a16", &QuantConfig::fp8_w8a16);
   bind_builder(type, "int4_w4afp8", &QuantConfig::int4_w4afp8);
-  type.def_prop_ro("quant_dtype",
-                   [](const PyQuantConfig& self) { return name_of(self.config.quant_dtype()); })
+  type.def_prop_ro(
+          "quant_dtype",
+          [](const PyQuantConfig& self) { return name_of(self.config.quant_dtype()); },
+          "Of activations; \"none\": not quantized.")
       .def_prop_ro(
           "weight_quant_dtype",
-          [](const PyQuantConfig& self) { return name_of(self.config.weight_quant_dtype()); })
-      .def_prop_ro("is_quantized",
-                   [](const PyQuantConfig& self) { return self.config.is_quantized(); })
-      .def_prop_ro("per_act_token_quant",
-                   [](const PyQuantConfig& self) { return self.config.per_act_token_quant(); })
-      .def_prop_ro("per_out_ch_quant",
-                   [](const PyQuantConfig& self) { return self.config.per_out_ch_quant(); })
-      .def_prop_ro("is_per_tensor",
-                   [](const PyQuantConfig& self) { return self.config.is_per_tensor(); })
+          [](const PyQuantConfig& self) { return name_of(self.config.weight_quant_dtype()); },
+          "Of weights.")
+      .def_prop_ro(
+          "is_quantized", [](const PyQuantConfig& self) { return self.config.is_quantized(); },
+          "Whether activations are quantized.")
+      .def_prop_ro(
+          "per_act_token_quant",
+          [](const PyQuantConfig& self) { return self.config.per_act_token_quant(); },
+          "One scale per row of activations.")
+      .def_prop_ro(
+          "per_out_ch_quant",
+          [](const PyQuantConfig& self) { return self.config.per_out_ch_quant(); },
+          "One scale per output channel of weights.")
+      .def_prop_ro(
+          "is_per_tensor", [](const PyQuantConfig& self) { return self.config.is_per_tensor(); },
+          "One scale for all activations.")
       .def_prop_ro(
           "block_shape",
           [](const PyQuantConfig& self) -> nb::object {
             const auto block = self.config.block_shape();
             return block ? nb::object(nb::make_tuple((*block)[0], (*block)[1])) : nb::none();
           },
-          nb::sig("def block_shape(self) -> tuple[int, int] | None"))
+          nb::sig("def block_shape(self) -> tuple[int, int] | None"),
+          "Rows and columns that share a scale; None: no blocks.")
       .def_prop_ro(
           "activation_scheme",
           [](const PyQuantConfig& self) { return activation_scheme(self.config); },
@@ -201,7 +211,8 @@ void bind_quant_config(nb::module_& m) {
             return self.config.config_name(dtype_from(dtype));
           },
           nb::arg("in_dtype") = "bf16",
-          nb::sig("def config_name(self, in_dtype: DTypeLike = 'bf16') -> str | None"))
+          nb::sig("def config_name(self, in_dtype: DTypeLike = 'bf16') -> str | None"),
+          "Part of the file name of tuned kernel configurations; None: it has none.")
       .def("__repr__", [](const PyQuantConfig& self) {
         return fmt::format("QuantConfig(activations='{}', weights='{}')",
                            name_of(self.config.quant_dtype()),

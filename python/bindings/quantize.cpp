@@ -123,11 +123,15 @@ void bind_quantize(nb::module_& m) {
             new (self) QuantScheme(scheme_from(nb::str(name.c_str())));
           },
           nb::arg("name"), "One of the named schemes, for example \"fp8_block\".")
-      .def_prop_ro("name", [](const QuantScheme& self) { return name_of(self); })
-      .def_prop_ro("is_quantized", &QuantScheme::is_quantized)
-      .def_prop_ro("needs_tensor_scale", &QuantScheme::needs_tensor_scale)
-      .def_prop_ro("scale_dtype",
-                   [](const QuantScheme& self) { return name_of(scale_dtype(self)); })
+      .def_prop_ro(
+          "name", [](const QuantScheme& self) { return name_of(self); }, "As in docs/schemes.md.")
+      .def_prop_ro("is_quantized", &QuantScheme::is_quantized,
+                   "Whether rows have scales, or are simulated.")
+      .def_prop_ro("needs_tensor_scale", &QuantScheme::needs_tensor_scale,
+                   "Whether the caller gives the scale of the tensor: nvfp4.")
+      .def_prop_ro(
+          "scale_dtype", [](const QuantScheme& self) { return name_of(scale_dtype(self)); },
+          "Of a stored scale.")
       .def(
           "num_scales",
           [](const QuantScheme& self, std::int64_t hidden) { return num_scales(self, hidden); },

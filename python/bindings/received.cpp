@@ -91,9 +91,13 @@ void bind_rows(nb::module_& m) {
             return tensor_or_none(self.rows.tensor_scale, self.owner, self.stream);
           },
           nb::sig("def tensor_scale(self) -> Tensor | None"), "The global scale of nvfp4.")
-      .def_prop_ro("scheme", [](const PyExpertRows& self) { return self.rows.scheme; })
-      .def_prop_ro("scale_layout",
-                   [](const PyExpertRows& self) { return enum_name(self.rows.scale_layout); })
+      .def_prop_ro(
+          "scheme", [](const PyExpertRows& self) { return self.rows.scheme; },
+          "How the rows are quantized.")
+      .def_prop_ro(
+          "scale_layout",
+          [](const PyExpertRows& self) { return enum_name(self.rows.scale_layout); },
+          "How the scales are arranged.")
       .def("__repr__", [](const PyExpertRows& self) {
         return "ExpertRows(" + self.rows.rows.describe() + ", scheme=" + name_of(self.rows.scheme) +
                ")";
@@ -110,7 +114,9 @@ void bind_dispatched(nb::module_& m) {
                            "Received rows: memory of the exchange, overwritten by later dispatches "
                            "once combine has been\n"
                            "received or the handle was released.")
-      .def_prop_ro("handle", [](const PyDispatched& self) { return self.handle; })
+      .def_prop_ro(
+          "handle", [](const PyDispatched& self) { return self.handle; },
+          "For combine, or one more dispatch with this routing.")
       .def_prop_ro("experts", &PyDispatched::experts,
                    "Rows, scales and counts in one object, as experts take them.")
       .def_prop_ro(

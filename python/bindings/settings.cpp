@@ -81,11 +81,11 @@ void log_level(const std::string& name) { set_log_level(enum_from<LogLevel>(name
 
 void bind_settings(nb::module_& m) {
   nb::class_<PySetting>(m, "Setting", "An environment variable of the library, and what holds now.")
-      .def_ro("name", &PySetting::name)
+      .def_ro("name", &PySetting::name, "SWITCHYARD_...")
       .def_ro("value", &PySetting::value, "What counts now; a secret is \"(set)\".")
       .def_ro("origin", &PySetting::origin, "\"default\", \"environment\" or \"program\".")
-      .def_ro("default", &PySetting::default_value)
-      .def_ro("help", &PySetting::help)
+      .def_ro("default", &PySetting::default_value, "The value unless it is set.")
+      .def_ro("help", &PySetting::help, "One sentence.")
       .def("__repr__", [](const PySetting& self) {
         return "Setting(" + self.name + "='" + self.value + "', origin='" + self.origin + "')";
       });

@@ -200,8 +200,8 @@ void bind_device(nb::module_& m) {
           "__init__", [](Device* self, nb::handle name) { new (self) Device(device_from(name)); },
           nb::arg("name") = "cpu",
           nb::sig("def __init__(self, name: str | Device = 'cpu') -> None"))
-      .def_prop_ro("is_cpu", &Device::is_cpu)
-      .def_prop_ro("is_cuda", &Device::is_cuda)
+      .def_prop_ro("is_cpu", &Device::is_cpu, "Whether it is the CPUs of this host.")
+      .def_prop_ro("is_cuda", &Device::is_cuda, "Whether it is a GPU.")
       .def_ro("index", &Device::index, "CUDA's ordinal in this process; 0 for the CPU.")
       .def("__str__", [](const Device& self) { return name_of(self); })
       .def("__repr__", [](const Device& self) { return "Device('" + name_of(self) + "')"; })
@@ -257,27 +257,35 @@ void bind_tensors(nb::module_& m) {
           [](const PyTensor& self) {
             return nb::tuple(nb::cast(sizes(self.view, &TensorView::shape)));
           },
-          nb::sig("def shape(self) -> tuple[int, ...]"))
+          nb::sig("def shape(self) -> tuple[int, ...]"), "Sizes of the dimensions.")
       .def_prop_ro(
           "strides",
           [](const PyTensor& self) {
             return nb::tuple(nb::cast(sizes(self.view, &TensorView::stride)));
           },
-          nb::sig("def strides(self) -> tuple[int, ...]"))
+          nb::sig("def strides(self) -> tuple[int, ...]"),
+          "Elements from one index to the next, per dimension.")
       .def_prop_ro(
           "dtype", [](const PyTensor& self) { return name_of(self.view.dtype()); },
           "The library's name, for example \"bf16\" or \"e4m3\".")
-      .def_prop_ro("device", [](const PyTensor& self) { return self.view.device(); })
-      .def_prop_ro("ndim", [](const PyTensor& self) { return self.view.num_dims(); })
+      .def_prop_ro(
+          "device", [](const PyTensor& self) { return self.view.device(); }, "Where the memory is.")
+      .def_prop_ro(
+          "ndim", [](const PyTensor& self) { return self.view.num_dims(); },
+          "Number of dimensions.")
       .def_prop_ro(
           "nbytes", [](const PyTensor& self) { return self.view.num_bytes(); },
           "Bytes of a contiguous tensor of this shape.")
-      .def_prop_ro("is_contiguous", [](const PyTensor& self) { return self.view.is_contiguous(); })
+      .def_prop_ro(
+          "is_contiguous", [](const PyTensor& self) { return self.view.is_contiguous(); },
+          "Whether it is row-major without gaps.")
       .def_prop_ro(
           "stream", [](const PyTensor& self) { return dlpack_number(self.stream); },
           "The cudaStream_t of the call that fills it, as an int; 0 on the CPU.")
-      .def("data_ptr",
-           [](const PyTensor& self) { return reinterpret_cast<std::uintptr_t>(self.view.data()); })
+      .def(
+          "data_ptr",
+          [](const PyTensor& self) { return reinterpret_cast<std::uintptr_t>(self.view.data()); },
+          "Address of the first element.")
       .def("view", &view_as, nb::arg("dtype"),
            nb::sig("def view(self, dtype: DTypeLike) -> Tensor"),
            "The same bytes as another dtype; the last dimension follows. u8 viewed as \"e2m1\" has "

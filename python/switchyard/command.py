@@ -27,6 +27,7 @@ class Report(dict):
     def __init__(self, verb: str, fields: dict[str, Any]):
         super().__init__(fields)
         self.verb = verb
+        """The verb that printed it."""
 
     @property
     def ok(self) -> bool:

@@ -12,6 +12,7 @@ class Error(RuntimeError):
     """Every failure that the library reports. ``code`` is its name, for example "invalid_argument"."""
 
     code = "internal"
+    """Name of the error code, for example "invalid_argument"."""
 
 
 class InvalidArgumentError(Error, ValueError):

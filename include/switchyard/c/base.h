@@ -27,10 +27,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/// @{ Version of this header; sy_version() is that of the library.
 #define SY_VERSION_MAJOR 0
 #define SY_VERSION_MINOR 1
 #define SY_VERSION_PATCH 0
+/// @}
 
+/// Marks what the shared library exports.
 #define SY_API __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -73,21 +76,24 @@ typedef DLDevice sy_device;
 typedef DLDataType sy_dtype;
 typedef DLTensor sy_tensor;
 #else
+/// DLDevice.
 typedef struct sy_device {
   int32_t device_type;  ///< SY_CPU, SY_CUDA or SY_CUDA_HOST
   int32_t device_id;    ///< a GPU's CUDA ordinal; CPUs are one device, 0
 } sy_device;
+/// DLDataType.
 typedef struct sy_dtype {
-  uint8_t code;  ///< DLPack 1.1's DLDataTypeCode
-  uint8_t bits;
-  uint16_t lanes;
+  uint8_t code;    ///< DLPack 1.1's DLDataTypeCode
+  uint8_t bits;    ///< of an element
+  uint16_t lanes;  ///< 1; torch's fp4 has 2
 } sy_dtype;
+/// DLTensor.
 typedef struct sy_tensor {
-  void* data;
-  sy_device device;
-  int32_t ndim;  ///< at most 6
-  sy_dtype dtype;
-  int64_t* shape;
+  void* data;            ///< on `device`
+  sy_device device;      ///< where the memory is
+  int32_t ndim;          ///< at most 6
+  sy_dtype dtype;        ///< of the elements
+  int64_t* shape;        ///< [ndim]
   int64_t* strides;      ///< in elements
   uint64_t byte_offset;  ///< from data to the first element
 } sy_tensor;
@@ -96,7 +102,7 @@ typedef struct sy_tensor {
 /// Device types: DLPack's numbers. Pinned host memory counts as host memory.
 enum { SY_CPU = 1, SY_CUDA = 2, SY_CUDA_HOST = 3 };
 
-// Initializers of an sy_dtype: `sy_dtype bf16 = SY_BF16;`.
+/// @{ Initializer of an sy_dtype: `sy_dtype bf16 = SY_BF16;`.
 #define SY_I8 \
   { 0, 8, 1 }
 #define SY_I32 \
@@ -125,13 +131,14 @@ enum { SY_CPU = 1, SY_CUDA = 2, SY_CUDA_HOST = 3 };
   { 16, 6, 1 }
 #define SY_E2M1 \
   { 17, 4, 1 }
+/// @}
 
 /// The caller's memory for tensors that calls create. Both functions are called on the thread of
 /// the call that needs them, `free` on the one that destroys the array; neither may call the
 /// library. `stream` is where the memory is used first, or last as far as the library knows.
 typedef struct sy_allocator {
   size_t struct_size;
-  void* user;
+  void* user;  ///< handed to both functions
   /// NULL: SY_OUT_OF_MEMORY. The contents may be anything.
   void* (*alloc)(void* user, size_t bytes, size_t alignment, sy_device device, void* stream);
   /// `stream` is that of `alloc`; it must exist as long as the memory does.
@@ -152,6 +159,7 @@ SY_API sy_status sy_array_copy_of(const sy_tensor* from, sy_device device, void*
                                   sy_array** array);
 /// The tensor; its shape and strides live as long as the array.
 SY_API sy_status sy_array_tensor(sy_array* array, sy_tensor* tensor);
+/// Frees it.
 SY_API sy_status sy_array_destroy(sy_array* array);
 
 /// GPUs that this process can use; 0 without a driver, a GPU or the CUDA module.
@@ -160,14 +168,16 @@ SY_API int32_t sy_num_cuda_devices(void);
 /// A setting of docs/settings.md, numbered from 0 to sy_num_settings() - 1.
 typedef struct sy_setting {
   size_t struct_size;
-  const char* name;
-  const char* help;
-  const char* default_value;
+  const char* name;           ///< SWITCHYARD_...
+  const char* help;           ///< one sentence
+  const char* default_value;  ///< the value unless it is set
   const char*
       value;  ///< the one that counts, a secret as "(set)"; valid until this thread's next call
   const char* origin;  ///< "default", "environment" or "program"
 } sy_setting;
+/// How many settings there are.
 SY_API int32_t sy_num_settings(void);
+/// Fills `setting`.
 SY_API sy_status sy_setting_read(int32_t index, sy_setting* setting);
 /// Takes precedence over the environment, for what is made afterwards.
 SY_API sy_status sy_setting_write(const char* name, const char* value);

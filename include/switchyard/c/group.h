@@ -12,8 +12,9 @@
 extern "C" {
 #endif
 
-typedef struct sy_group sy_group;
+typedef struct sy_group sy_group;  ///< the ranks that exchange
 
+/// GroupOptions.
 typedef struct sy_group_options {
   size_t struct_size;
   const char* engine;  ///< "auto", "local", "shm" or "mpi"; NULL: the setting SWITCHYARD_ENGINE
@@ -35,7 +36,7 @@ SY_API sy_status sy_group_from_store(int32_t rank, int32_t size, const char* sto
 /// thread. A result other than the ones below is an error: SY_SYSTEM.
 typedef struct sy_store_functions {
   size_t struct_size;
-  void* user;
+  void* user;  ///< handed to both functions
   /// Stores `value` for all ranks, in place of an older value, and returns 0.
   int (*set)(void* user, const char* key, const char* value);
   /// Hands the value of `key` to `put` and returns 0; returns 1 when no rank set it within
@@ -43,6 +44,7 @@ typedef struct sy_store_functions {
   int (*get)(void* user, const char* key, int64_t timeout_ms,
              void (*put)(void* into, const char* value), void* into);
 } sy_store_functions;
+/// As sy_group_from_store, over a store of the caller's.
 SY_API sy_status sy_group_from_functions(int32_t rank, int32_t size,
                                          const sy_store_functions* store,
                                          const sy_group_options* options, sy_group** group);
@@ -55,23 +57,27 @@ SY_API sy_status sy_group_from_mpi(int32_t communicator, const sy_group_options*
 /// Runs `body` once per rank, each rank a thread of this process. A status other than SY_OK aborts
 /// the other ranks and is returned here, with the sentence of that thread, once all have ended. The
 /// group is destroyed when `body` has returned.
+/// @{
 typedef sy_status (*sy_rank_function)(void* user, sy_group* group);
 SY_API sy_status sy_run_local_ranks(int32_t num_ranks, sy_rank_function body, void* user,
                                     const sy_group_options* options);
+/// @}
 
 /// Ranks that pass the same `color` get a group of their own, ordered by (`key`, rank here). A
 /// negative color gets NULL. Collective.
 SY_API sy_status sy_group_split(sy_group* group, int32_t color, int32_t key, sy_group** part);
 
+/// What a group says of itself.
 typedef struct sy_group_info {
   size_t struct_size;
-  int32_t rank;
-  int32_t size;
-  int32_t host_rank;  ///< place among the ranks that share this host
-  int32_t host_size;  ///< how many those are
-  int64_t timeout_ms;
+  int32_t rank;        ///< this one, from 0
+  int32_t size;        ///< how many ranks there are
+  int32_t host_rank;   ///< place among the ranks that share this host
+  int32_t host_size;   ///< how many those are
+  int64_t timeout_ms;  ///< longest wait for a peer
   const char* engine;  ///< "local", "shm" or "mpi"; as long as the library is loaded
 } sy_group_info;
+/// Fills `info`.
 SY_API sy_status sy_group_describe(sy_group* group, sy_group_info* info);
 
 /// The GPU that a rank uses unless it chooses another (default_gpu).

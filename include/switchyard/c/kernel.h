@@ -16,17 +16,17 @@ extern "C" {
 /// RouterConfig.
 typedef struct sy_router_config {
   size_t struct_size;
-  int32_t num_experts;
-  int32_t num_topk;
+  int32_t num_experts;          ///< E
+  int32_t num_topk;             ///< K
   const char* scoring;          ///< "softmax" (NULL), "sigmoid" or "sparse_mixer"
   const char* group_selection;  ///< "none" (NULL), "max" or "top2_sum"
   int32_t num_groups;           ///< 0: 1
   int32_t topk_groups;          ///< 0: 1
   float routed_scaling_factor;  ///< 0: 1
-  bool norm_topk_prob;
-  bool bias_on_logits;
-  float norm_min;
-  float jitter;  ///< of sparse_mixer
+  bool norm_topk_prob;          ///< divides the chosen weights by their sum
+  bool bias_on_logits;          ///< adds `bias` to the logits, so it counts in the weights too
+  float norm_min;               ///< norm_topk_prob divides by no less
+  float jitter;                 ///< of sparse_mixer
 } sy_router_config;
 
 /// router_logits: hidden [T, H] x gate [E, H] to logits [T, E] f32, on the host.
@@ -38,15 +38,15 @@ SY_API sy_status sy_select_experts(const sy_router_config* config, const sy_tens
                                    const sy_tensor* bias, const sy_tensor* topk_ids,
                                    const sy_tensor* topk_weights);
 
-typedef struct sy_experts sy_experts;
+typedef struct sy_experts sy_experts;  ///< the expert MLP
 
 /// The function between the two matrices of an expert.
 typedef struct sy_activation {
   size_t struct_size;
   const char* kind;  ///< "silu_mul" (NULL) or "clamped_swiglu"
   float alpha;       ///< of clamped_swiglu, as beta and limit
-  float beta;
-  float limit;  ///< 0: none
+  float beta;        ///< likewise
+  float limit;       ///< 0: none
 } sy_activation;
 
 /// "exact", on CPUs "onednn", on GPUs "cublas" and "cutlass": w1 [L, 2 I, H] (gate, then up), w2
@@ -72,9 +72,9 @@ typedef struct sy_expert_rows {
 /// of the call that is running.
 typedef struct sy_expert_functions {
   size_t struct_size;
-  void* user;
-  const char* name;
-  sy_device device;
+  void* user;        ///< handed to the functions
+  const char* name;  ///< for messages and reports
+  sy_device device;  ///< where the rows are, and apply works
   /// Writes `output`, bf16 of the shape of the rows, at the places of the valid rows, in `stream`.
   /// Any status but SY_OK ends the call with it; its sentence is sy_last_error() if the library
   /// gave that status to this thread last.
@@ -88,18 +88,21 @@ typedef struct sy_expert_functions {
   bool expects_unquantized_inputs;  ///< rows arrive as the model has them
   bool is_capturable;               ///< apply may be captured in a CUDA graph
 } sy_expert_functions;
+/// Experts that call these functions, which are copied.
 SY_API sy_status sy_experts_from_functions(const sy_expert_functions* functions,
                                            sy_experts** experts);
 
+/// Scratch that sy_experts_apply needs for rows of this shape and dtype.
 SY_API sy_status sy_experts_workspace_bytes(sy_experts* experts, const sy_tensor* rows,
                                             size_t* bytes);
 /// output: bf16 of the shape of the rows. `workspace` is memory of the device.
 SY_API sy_status sy_experts_apply(sy_experts* experts, const sy_expert_rows* rows,
                                   const sy_tensor* output, void* workspace, size_t workspace_bytes,
                                   void* stream);
+/// Frees them.
 SY_API sy_status sy_experts_destroy(sy_experts* experts);
 
-typedef struct sy_kernel sy_kernel;
+typedef struct sy_kernel sy_kernel;  ///< a whole layer
 
 /// An expert that every token visits on its own rank.
 typedef struct sy_shared_expert {
@@ -115,13 +118,15 @@ typedef struct sy_shared_expert {
 SY_API sy_status sy_kernel_create(sy_prepare_finalize* prepare_finalize, sy_experts* experts,
                                   const sy_shared_expert* shared, sy_kernel** kernel);
 
+/// What a kernel says of itself.
 typedef struct sy_kernel_info {
   size_t struct_size;
-  sy_device device;
-  size_t workspace_bytes;
-  int32_t num_micro_batches;
-  bool is_capturable;
+  sy_device device;           ///< of all its parts
+  size_t workspace_bytes;     ///< rows, expert output and scratch of the micro-batches
+  int32_t num_micro_batches;  ///< that may be open at once
+  bool is_capturable;         ///< sy_kernel_apply may be captured in a CUDA graph
 } sy_kernel_info;
+/// Fills `info`.
 SY_API sy_status sy_kernel_describe(sy_kernel* kernel, sy_kernel_info* info);
 
 /// output [T, H] bf16: the layer. Collective.
@@ -137,6 +142,7 @@ SY_API sy_status sy_kernel_apply_overlapped(sy_kernel* kernel,
 SY_API sy_status sy_kernel_check(sy_kernel* kernel);
 /// See sy_exchange_close.
 SY_API sy_status sy_kernel_close(sy_kernel* kernel, bool waits_for_peers);
+/// Frees it. Closes it first, if nobody did.
 SY_API sy_status sy_kernel_destroy(sy_kernel* kernel);
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@ SY_API sy_status sy_aligned_rows(int64_t num_tokens, int64_t num_topk, int64_t n
                                  int64_t alignment, const sy_tensor* expert_num_tokens,
                                  int64_t* num_rows);
 
+/// PermuteOptions.
 typedef struct sy_permute_options {
   size_t struct_size;
   const sy_tensor* expert_map;         ///< i32 [E], or NULL: ids are local
@@ -54,6 +55,7 @@ SY_API sy_status sy_scatter(const sy_tensor* x, const sy_tensor* scales, const s
                             const sy_permute_options* options, const sy_scatter_outputs* outputs,
                             void* workspace, size_t workspace_bytes, void* stream,
                             const sy_tensor* num_errors);
+/// ep_scatter_workspace_bytes: for GPUs.
 SY_API sy_status sy_scatter_workspace_bytes(int64_t num_tokens, int64_t num_topk,
                                             int64_t num_local_experts, size_t* bytes);
 /// ep_gather: the weighted sum of each token's rows. `topk_weights` NULL: 1.
@@ -72,6 +74,7 @@ SY_API sy_status sy_permute(const sy_tensor* x, const sy_tensor* scales, const s
                             const sy_allocator* allocator, void* stream, sy_permuted** permuted);
 /// The tensors, as long as the batch.
 SY_API sy_status sy_permuted_tensors(sy_permuted* permuted, sy_scatter_outputs* tensors);
+/// Frees it.
 SY_API sy_status sy_permuted_destroy(sy_permuted* permuted);
 /// unpermute_and_reduce: sy_gather by inv_perm alone.
 SY_API sy_status sy_unpermute_and_reduce(const sy_tensor* expert_output, const sy_tensor* inv_perm,
@@ -81,14 +84,14 @@ SY_API sy_status sy_unpermute_and_reduce(const sy_tensor* expert_output, const s
 /// A policy of weight_and_reduce.h with its arguments.
 typedef struct sy_weight_and_reduce_arguments {
   size_t struct_size;
-  const char* kind;                ///< "no_op", "contiguous" or "naive_batched"
-  const sy_tensor* expert_output;  ///< shape by kind
-  const sy_tensor* topk_weights;   ///< [T, K] f32
-  const sy_tensor* topk_ids;       ///< [T, K] i32 or i64
-  const sy_tensor* expert_map;     ///< i32 [E] or NULL
-  int32_t rank;                    ///< naive_batched: local expert e is expert rank * L + e
-  bool skips_padding;              ///< contiguous: ignores choices without a local expert
-  bool apply_router_weight_on_input;
+  const char* kind;                   ///< "no_op", "contiguous" or "naive_batched"
+  const sy_tensor* expert_output;     ///< shape by kind
+  const sy_tensor* topk_weights;      ///< [T, K] f32
+  const sy_tensor* topk_ids;          ///< [T, K] i32 or i64
+  const sy_tensor* expert_map;        ///< i32 [E] or NULL
+  int32_t rank;                       ///< naive_batched: local expert e is expert rank * L + e
+  bool skips_padding;                 ///< contiguous: ignores choices without a local expert
+  bool apply_router_weight_on_input;  ///< the weights were applied before the experts
 } sy_weight_and_reduce_arguments;
 /// output [T, H], written.
 SY_API sy_status sy_weight_and_reduce(const sy_weight_and_reduce_arguments* arguments,

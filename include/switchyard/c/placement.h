@@ -22,11 +22,11 @@ SY_API sy_status sy_expert_map(int32_t num_ranks, int32_t rank, int32_t num_expe
 /// PlacementFacts.
 typedef struct sy_placement_facts {
   size_t struct_size;
-  int32_t num_expert_groups;  ///< of the router; 0: 1
-  int32_t num_redundant_experts;
-  bool enable_eplb;
-  bool use_all2all_kernels;
-  bool needs_round_robin_routing_tables;
+  int32_t num_expert_groups;              ///< of the router; 0: 1
+  int32_t num_redundant_experts;          ///< copies beyond one per expert
+  bool enable_eplb;                       ///< experts are balanced by load
+  bool use_all2all_kernels;               ///< as in sy_parallel_config
+  bool needs_round_robin_routing_tables;  ///< as in sy_parallel_config
 } sy_placement_facts;
 /// choose_placement. `reason`: why the choice is not the requested one, or ""; valid until the next
 /// call of this thread.
@@ -69,17 +69,20 @@ typedef struct sy_logical_maps sy_logical_maps;
 /// compute_logical_maps of physical_to_logical [G].
 SY_API sy_status sy_logical_maps_create(const int32_t* physical_to_logical, int32_t num_physical,
                                         int32_t num_logical, sy_logical_maps** maps);
+/// The tables, as long as the maps.
 typedef struct sy_logical_maps_info {
   size_t struct_size;
-  int32_t num_logical;
-  int32_t max_replicas;
+  int32_t num_logical;                 ///< Q
+  int32_t max_replicas;                ///< copies of the most replicated expert
   const int32_t* logical_to_physical;  ///< [num_logical, max_replicas] ascending, then -1
   const int32_t* replica_counts;       ///< [num_logical]
 } sy_logical_maps_info;
+/// Fills `info`.
 SY_API sy_status sy_logical_maps_describe(sy_logical_maps* maps, sy_logical_maps_info* info);
 /// map_logical_to_physical: topk_ids and out [T, K] i32 or i64, contiguous, on the host.
 SY_API sy_status sy_logical_maps_apply(sy_logical_maps* maps, const sy_tensor* topk_ids,
                                        const sy_tensor* out);
+/// Frees them.
 SY_API sy_status sy_logical_maps_destroy(sy_logical_maps* maps);
 /// choose_replica: the copy that serves token row `token`; num_replicas below 1 counts as 1.
 SY_API int32_t sy_choose_replica(int64_t token, int32_t num_replicas);
@@ -99,7 +102,9 @@ SY_API sy_status sy_expert_load_physical(sy_expert_load* load, int64_t* sums, si
 /// The same with the copies of each logical expert added up: [num_logical].
 SY_API sy_status sy_expert_load_logical(sy_expert_load* load, const int32_t* physical_to_logical,
                                         int32_t num_physical, int32_t num_logical, int64_t* sums);
+/// Forgets all steps.
 SY_API sy_status sy_expert_load_reset(sy_expert_load* load);
+/// Frees it.
 SY_API sy_status sy_expert_load_destroy(sy_expert_load* load);
 
 /// compute_sp_num_tokens: [num_dp * sp_size] tokens of each rank.

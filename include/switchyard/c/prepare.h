@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-typedef struct sy_prepare_finalize sy_prepare_finalize;
+typedef struct sy_prepare_finalize sy_prepare_finalize;  ///< what runs before and after the experts
 
 /// PrepareFinalizeOptions.
 typedef struct sy_prepare_options {
@@ -43,9 +43,10 @@ typedef struct sy_prepare_choice {
   const char* scheme;         ///< how the experts get their rows; NULL: it has no name
   const char* scale_layout;   ///< "row_major", "column_major", "column_major_aligned" or "swizzled"
   int32_t num_micro_batches;  ///< 0: those of the mirrored class
-  bool slices_experts;
-  const char* wire_scheme;  ///< how rows travel, where not as `scheme`; else NULL
+  bool slices_experts;        ///< every rank holds a slice of every expert
+  const char* wire_scheme;    ///< how rows travel, where not as `scheme`; else NULL
 } sy_prepare_choice;
+/// choose_prepare_finalize.
 SY_API sy_status sy_prepare_choose(const sy_moe_config* moe, sy_quant_config* quant,
                                    const sy_prepare_options* options, sy_prepare_choice* choice);
 
@@ -55,26 +56,28 @@ SY_API sy_status sy_prepare_finalize_create(sy_group* group, const sy_moe_config
                                             const sy_prepare_options* options,
                                             sy_prepare_finalize** prepare_finalize);
 
+/// What the object says of itself.
 typedef struct sy_prepare_finalize_info {
   size_t struct_size;
-  const char* kind;
-  const char* activation_format;  ///< "standard" or "batched"
-  const char* heap;
-  sy_device device;
-  int64_t hidden;
+  const char* kind;                 ///< as in sy_prepare_choice
+  const char* activation_format;    ///< "standard" or "batched"
+  const char* heap;                 ///< as in sy_exchange_info
+  sy_device device;                 ///< where it works
+  int64_t hidden;                   ///< H
   int64_t max_buffer_rows;          ///< rows that experts must be ready for
   int64_t max_num_tokens_per_rank;  ///< upper bound on T; -1: none
-  int32_t num_topk;
-  int32_t num_local_experts;
-  int32_t num_dispatchers;
-  int32_t num_micro_batches;
-  bool output_is_reduced;
-  bool supports_async;
-  bool is_shared_gpu;
-  size_t window_bytes;
-  size_t receive_bytes;
-  const sy_tensor* expert_map;  ///< i32 [E + 1]: local index or -1; as long as the object
+  int32_t num_topk;                 ///< K
+  int32_t num_local_experts;        ///< L
+  int32_t num_dispatchers;          ///< ranks that may send to this one
+  int32_t num_micro_batches;        ///< that may be open at once
+  bool output_is_reduced;           ///< finalize has summed over all ranks
+  bool supports_async;              ///< what the original's class says
+  bool is_shared_gpu;               ///< several ranks use this rank's GPU
+  size_t window_bytes;              ///< shared with the peers
+  size_t receive_bytes;             ///< private, scratch included
+  const sy_tensor* expert_map;      ///< i32 [E + 1]: local index or -1; as long as the object
 } sy_prepare_finalize_info;
+/// Fills `info`.
 SY_API sy_status sy_prepare_finalize_describe(sy_prepare_finalize* prepare_finalize,
                                               sy_prepare_finalize_info* info);
 
@@ -84,12 +87,12 @@ typedef struct sy_prepare_arguments {
   const sy_tensor* hidden;        ///< [T, H] bf16, f16 or f32
   const sy_tensor* topk_ids;      ///< [T, K] i32 or i64; -1: none
   const sy_tensor* topk_weights;  ///< [T, K] f32
-  int64_t max_tokens;  ///< the largest T of all ranks in this call; 0: the configured one
-  int32_t micro_batch;
-  bool apply_router_weight_on_input;
-  bool defer_input_quant;
-  bool weighs_in_place;
-  bool host_counts;
+  int64_t max_tokens;   ///< the largest T of all ranks in this call; 0: the configured one
+  int32_t micro_batch;  ///< from 0; each has a handle of its own
+  bool apply_router_weight_on_input;  ///< multiplies rows by their weight first; K is 1
+  bool defer_input_quant;             ///< rows arrive unquantized
+  bool weighs_in_place;               ///< apply_router_weight_on_input writes into `hidden`
+  bool host_counts;                   ///< GPUs: waits for counts; then no capture
   bool copies_inputs;  ///< CPUs: `hidden` of sy_prepare_send may be overwritten once it returns
 } sy_prepare_arguments;
 
@@ -97,18 +100,18 @@ typedef struct sy_prepare_arguments {
 /// micro-batch has returned; the structs here, until the next prepare of that micro-batch.
 typedef struct sy_prepared {
   size_t struct_size;
-  const sy_tensor* rows;
-  const sy_tensor* scales;
-  const sy_tensor* tensor_scale;
+  const sy_tensor* rows;                   ///< [N, H] or [L, C, H]
+  const sy_tensor* scales;                 ///< in scale_layout, or NULL
+  const sy_tensor* tensor_scale;           ///< of nvfp4, or NULL
   const sy_tensor* first_row;              ///< [L] i64; token-major classes: NULL
   const sy_tensor* num_rows;               ///< [L] i32
   const sy_tensor* total_rows;             ///< [1] i32
   const sy_tensor* expert_num_tokens;      ///< [L] i32, or NULL
   const sy_tensor* expert_num_tokens_cpu;  ///< [L] i32 on the host, or NULL
   const sy_tensor* topk_ids;               ///< NULL: the caller's own hold
-  const sy_tensor* topk_weights;
-  const char* scheme;  ///< how rows are quantized; NULL: it has no name
-  const char* scale_layout;
+  const sy_tensor* topk_weights;           ///< f32, as topk_ids
+  const char* scheme;                      ///< how rows are quantized; NULL: it has no name
+  const char* scale_layout;                ///< of `scales`
 } sy_prepared;
 
 /// Both phases.
@@ -118,6 +121,7 @@ SY_API sy_status sy_prepare(sy_prepare_finalize* prepare_finalize,
 /// The phases. The inputs stay unchanged until the second, unless copies_inputs is set.
 SY_API sy_status sy_prepare_send(sy_prepare_finalize* prepare_finalize,
                                  const sy_prepare_arguments* arguments, void* stream);
+/// The second phase.
 SY_API sy_status sy_prepare_receive(sy_prepare_finalize* prepare_finalize, int32_t micro_batch,
                                     sy_prepared* prepared);
 
@@ -131,15 +135,18 @@ typedef struct sy_finalize_arguments {
   const sy_tensor* reduced;  ///< [M, H] memory for sums; GPUs require it where M rows are summed
   const sy_tensor* topk_weights;  ///< instead of those of prepare; or NULL
   const sy_tensor* topk_ids;      ///< those of prepare; or NULL
-  int32_t micro_batch;
+  int32_t micro_batch;            ///< as in prepare
   bool copies_inputs;  ///< CPUs: expert_output of sy_finalize_send may be overwritten once it
                        ///< returns
 } sy_finalize_arguments;
 
+/// Both phases.
 SY_API sy_status sy_finalize(sy_prepare_finalize* prepare_finalize,
                              const sy_finalize_arguments* arguments, void* stream);
+/// The first phase; expert_output stays unchanged until the second, unless copies_inputs is set.
 SY_API sy_status sy_finalize_send(sy_prepare_finalize* prepare_finalize,
                                   const sy_finalize_arguments* arguments, void* stream);
+/// The second phase: writes `output`.
 SY_API sy_status sy_finalize_receive(sy_prepare_finalize* prepare_finalize, int32_t micro_batch);
 
 /// Gives a prepared micro-batch up, because the experts failed; with peers the group is aborted.
@@ -150,6 +157,7 @@ SY_API sy_status sy_prepare_finalize_check(sy_prepare_finalize* prepare_finalize
 /// See sy_exchange_close.
 SY_API sy_status sy_prepare_finalize_close(sy_prepare_finalize* prepare_finalize,
                                            bool waits_for_peers);
+/// Frees it. Closes it first, if nobody did.
 SY_API sy_status sy_prepare_finalize_destroy(sy_prepare_finalize* prepare_finalize);
 
 #ifdef __cplusplus

@@ -15,14 +15,16 @@ extern "C" {
 /// What a scheme stores for rows of `hidden` elements. Schemes: those of docs/schemes.md.
 typedef struct sy_scheme_info {
   size_t struct_size;
-  int64_t num_scales;      ///< S; 0 without scales
-  sy_dtype element_dtype;  ///< of q, for bf16 rows
-  sy_dtype scale_dtype;
+  int64_t num_scales;       ///< S; 0 without scales
+  sy_dtype element_dtype;   ///< of q, for bf16 rows
+  sy_dtype scale_dtype;     ///< of a stored scale
   int32_t block;            ///< elements that share a scale; 0 unless scales are per block
   bool needs_tensor_scale;  ///< the caller gives the f32 scale of the tensor: nvfp4
 } sy_scheme_info;
+/// Fills `info`.
 SY_API sy_status sy_scheme_describe(const char* scheme, int64_t hidden, sy_scheme_info* info);
 
+/// Optional arguments of sy_quantize.
 typedef struct sy_quantize_options {
   size_t struct_size;
   const sy_tensor* static_scale;  ///< f32: [1], or [T, 1] for fp8_token; or NULL

@@ -69,10 +69,13 @@ class Exchange:
                 raise InvalidArgumentError(f"switchyard.torch.Exchange: {name} is given, must be left out: it follows from exact_rows and the layout")
         options["worst_case_rows"] = not exact_rows
         self.layout = options.get("layout", config.layout if config is not None else "expanded")
+        """The receive layout."""
         if self.layout == "expanded":
             options["zero_padding"] = True
         self.exchange = switchyard.Exchange(group, config, **options)
+        """The exchange that moves the rows."""
         self.config = self.exchange.config
+        """Its configuration."""
         try:
             self._set_up(group, exact_rows)
         except NotSupportedError:  # on all ranks
