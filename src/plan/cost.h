@@ -6,7 +6,7 @@
 // A call uses several resources at once: the wire, the memory of its own processor, the SMs, and
 // the network between hosts. Each alone would take some time; together they take more than the
 // longest and less than the sum: (a^p + b^p + ...)^(1/p), with one p for a machine (`overlap`).
-// A start time comes before that. docs/plan.md derives the terms.
+// A start time comes before that. docs/lab/forecasts.md derives the terms.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // direct_layout.h: the part of a push window that rows stored straight to their places need
-// (docs/design.md), for host and device code. Offsets are from the beginning of the window.
+// (docs/gpu.md), for host and device code. Offsets are from the beginning of the window.
 //
 //   P counts     how many rows each source has for each rank, by parts of its tokens
 //   2 x P        how many senders each source has; two sets alternate from call to call

@@ -179,7 +179,7 @@ TEST(PlanMeasuredTest, MeasuredLayersArePredictedWithTheirExperts) {
               HasSubstr("| layer, exact, 2 micro-batches |"));
 }
 
-/// The files and options of a table's comment in docs/plan.md, and what follows up to the sum of
+/// The files and options of a table's comment in docs/lab/forecasts.md, and what follows up to the sum of
 /// its rows.
 struct DocumentedTable {
   std::vector<std::string> arguments;
@@ -188,7 +188,7 @@ struct DocumentedTable {
 
 std::vector<DocumentedTable> documented_tables() {
   std::vector<DocumentedTable> tables;
-  std::istringstream page(text_of(SWITCHYARD_SOURCE_DIR "/docs/plan.md"));
+  std::istringstream page(text_of(SWITCHYARD_SOURCE_DIR "/docs/lab/forecasts.md"));
   const std::string begin = "<!-- switchyard plan ";
   bool is_inside = false;
   for (std::string line; std::getline(page, line);) {

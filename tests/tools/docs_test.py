@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import bench_table  # pylint: disable=wrong-import-position
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")),
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")),
          *sorted((ROOT / "examples").glob("*/README.md"))]
 
 
@@ -189,7 +189,7 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(page, source)
 
     def test_tables_of_measurements_are_those_of_the_results(self):
-        for page, least in (("README.md", 1), ("docs/bench.md", 11)):
+        for page, least in (("README.md", 1), ("docs/lab/gpus.md", 11), ("docs/lab/cpus.md", 4)):
             tables = measured_tables(page)
             self.assertGreaterEqual(len(tables), least)
             for files, kind, leaves_out, lines in tables:
@@ -202,8 +202,8 @@ class DocsTest(unittest.TestCase):
 
     def test_every_table_of_numbers_names_what_made_it(self):
         makers = ("<!-- numbers: ", "<!-- switchyard plan ", "<!-- tools/bench_mpi_tcp.py ", "<!-- by tests/tools/docs_test.py ")
-        for page in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
-            text = read(page)
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
             for table in re.finditer(r"^\|[^\n]*\n\|[-:|]*---:[-:|]*\|$", text, re.MULTILINE):
                 before = text[:table.start()].rstrip().rsplit("\n\n", 1)[-1]
                 is_named = before.endswith("-->") and any(maker in before for maker in makers)
@@ -211,8 +211,8 @@ class DocsTest(unittest.TestCase):
 
     def test_every_picture_is_made_again_by_a_test(self):
         made = {"h200x2-pair.svg", "run.svg", "plan-deepseek-v3.svg", "plan-kimi-k2.svg"}
-        shown = {pathlib.PurePath(path).name for page in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-                 for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", read(page))}
+        shown = {pathlib.PurePath(path).name for page in PAGES
+                 for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page.read_text(encoding="utf-8"))}
         self.assertEqual(shown, made)
         self.assertEqual({path.name for path in (ROOT / "docs/images").iterdir()}, made)
 
@@ -252,8 +252,8 @@ class DocsTest(unittest.TestCase):
             self.assertEqual((stress["ok"], stress["wrong"]), (True, 0))
             rows, pairs = f"{stress['rows'] / 1e9:.2f}e9 rows", f"{stress['pairs'] / 1e6:.1f}e6 pairs"
             if is_with_pairs:
-                self.expect_sentence("docs/bench.md", f"{rows} and {pairs}")
-            self.expect_sentence("docs/bench.md", f"{rows}, {pairs} and {stress['bytes'] / 1e12:.2f}e12 bytes")
+                self.expect_sentence("docs/lab/gpus.md", f"{rows} and {pairs}")
+            self.expect_sentence("docs/lab/gpus.md", f"{rows}, {pairs} and {stress['bytes'] / 1e12:.2f}e12 bytes")
 
     def test_sentences_about_own_memory_are_those_of_the_results(self):
         pair = newest("h200x2-pair")
@@ -263,17 +263,17 @@ class DocsTest(unittest.TestCase):
         given, sent, row = (tokens * size for size in (2 * hidden, hidden + hidden // 128 * 4, hidden * topk))
         # Tokens; slots of two ranks written, read and refilled; received rows. The same for results, and the sums.
         total = given + 6 * sent + topk * sent + 2 * row + 6 * given + given
-        self.expect_sentence("docs/bench.md", f"about {total / 1e9:.2f} GB a pair: in the dispatch {given / 1e6:.0f} MB of tokens, {sent / 1e6:.0f} MB "
+        self.expect_sentence("docs/lab/gpus.md", f"about {total / 1e9:.2f} GB a pair: in the dispatch {given / 1e6:.0f} MB of tokens, {sent / 1e6:.0f} MB "
                                               f"of slots written by either rank, read and filled with ones again, and {topk * sent / 1e6:.0f} MB of rows; "
                                               f"in the combine {2 * row / 1e6:.0f} MB of rows, {given / 1e6:.0f} MB of partial sums")
-        self.expect_sentence("docs/bench.md", f"`copy`, {copy:.0f} GB/s, that takes {total / copy / 1e3:.0f} us, {total / copy / 10 / us:.0f} % of the time")
+        self.expect_sentence("docs/lab/gpus.md", f"`copy`, {copy:.0f} GB/s, that takes {total / copy / 1e3:.0f} us, {total / copy / 10 / us:.0f} % of the time")
 
     def test_sentences_about_permute_on_cpus_are_those_of_the_results(self):
         found = [(entry["name"], 100 * entry["of_floor"]) for entry in newest("cpu-permute")["benchmarks"] if "of_floor" in entry]
         scatter, scatter_scaled, gather = (
             f"{least_to_most(share for name, share in found if name.startswith(case + '/tokens:4096/'))} %"
             for case in ("scatter/bf16", "scatter/e4m3_and_scales", "gather/bf16"))
-        self.expect_sentence("docs/bench.md", f"scatter of bf16 rows {scatter} of the floor, of e4m3 rows with scales "
+        self.expect_sentence("docs/lab/cpus.md", f"scatter of bf16 rows {scatter} of the floor, of e4m3 rows with scales "
                                               f"{scatter_scaled}, gather (weighted sums) {gather}")
 
     def test_sentences_about_python_are_those_of_the_results(self):
@@ -282,7 +282,7 @@ class DocsTest(unittest.TestCase):
         self.expect_sentence("docs/python.md", f"Python adds {pair['added_us']:.1f} us to a pair")
 
     def test_table_of_messages_over_tcp_is_that_of_the_results(self):
-        page = read("docs/hosts.md")
+        page = read("docs/lab/cpus.md")
         file = re.search(r"<!-- tools/bench_mpi_tcp.py (\S+) -->", page)[1]
         printed = subprocess.run([sys.executable, ROOT / "tools/bench_mpi_tcp.py", ROOT / file], capture_output=True, text=True, check=True)
         self.assertIn(f"-->\n\n{printed.stdout}\n", page)
@@ -294,15 +294,21 @@ class DocsTest(unittest.TestCase):
 
     def test_every_page_is_in_the_index(self):
         index = read("docs/index.md")
-        for page in (ROOT / "docs").glob("*.md"):
-            self.assertTrue(page.name == "index.md" or f"]({page.name})" in index, page.name)
+        for page in (ROOT / "docs").rglob("*.md"):
+            self.assertTrue(page.name == "index.md" or f"]({page.relative_to(ROOT / 'docs')})" in index, page)
 
     def test_links_lead_somewhere(self):
         for page in PAGES:
             prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-            for link in re.findall(r"\]\(([^)#\s]+)", prose):
-                if not link.startswith("http"):
-                    self.assertTrue((page.parent / link).exists(), f"{page}: {link}")
+            for link, _, anchor in (found.partition("#") for found in re.findall(r"\]\(([^)\s]+)", prose)):
+                if link.startswith("http"):
+                    continue
+                target = page.parent / link if link else page
+                self.assertTrue(target.exists(), f"{page}: {link}")
+                if anchor:
+                    heads = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+                    self.assertIn(anchor, anchors, f"{page}: {link}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of docs/plan.md are what the command and tools/plan_picture.py make today.
+"""The pictures of docs/lab/forecasts.md are what the command and tools/plan_picture.py make today.
 
 usage: plan_picture_test.py COMMAND
 """

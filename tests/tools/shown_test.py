@@ -37,7 +37,7 @@ def tables_of(text):
 
 class ShownTest(unittest.TestCase):
     def test_predictions_are_those_of_the_command(self):
-        page = read("docs/plan.md")
+        page = read("docs/lab/forecasts.md")
         comments = list(re.finditer(r"<!-- switchyard (plan .*?) -->\n\n((?:\|.*\n)+)", page))
         self.assertEqual(len(comments), 3)
         for comment in comments:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // direct_args.h: the dispatch that stores rows straight to their places in the windows of peers,
-// and its combine (docs/design.md). Places and slots are those of exchange_args.h; which calls go
+// and its combine (docs/gpu.md). Places and slots are those of exchange_args.h; which calls go
 // this way is decided in plan/push_path.h.
 #pragma once
 
