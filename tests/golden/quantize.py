@@ -16,7 +16,7 @@ Formulas, each restated from the file that computes it (vLLM unless another proj
   mxfp8                       FlashInfer, quantization_utils.cuh (cvt_warp_fp16_to_mxfp8)
 
 amax ignores NaN everywhere, and a NaN element has the value that docs/schemes.md states; where an
-original differs, docs/differences.md says how.
+original differs, docs/lab/formulas.md says how.
 """
 
 import numpy as np
