@@ -316,16 +316,16 @@ TEST(GroupFromTest, PortOfAConnectionIsWaitedForAndNamed) {
   expect_error(Errc::kSystem, connection.text() + " is in use, though nobody listens there", [&] {
     Group::from(0, 2, connection.text(), {.timeout_ms = 300, .secret = "sesame"});
   });
-  std::thread end([&] {
-    std::this_thread::sleep_for(300ms);
-    connection.end();
-  });
-  run_processes(2, [&](const Group& outer) {
+  test::RankProcesses ranks(2, [&](const Group& outer) {
     connection.end();  // this process's share of it
     use(Group::from(outer.rank(), 2, connection.text(), {.secret = "sesame"}), outer.rank(), 2);
     outer.barrier();
   });
-  end.join();
+  std::this_thread::sleep_for(300ms);
+  connection.end();
+  for (const test::RankOutcome& outcome : ranks.wait()) {
+    EXPECT_EQ(outcome.exit_code, 0) << test::what(outcome);
+  }
 }
 
 // What listens there says nothing, or closes each connection without a word, as torch's store does,
