@@ -67,7 +67,7 @@ wheel:
 
 test: release
 	cmake --build build --parallel $(JOBS)
-	ctest --preset release --parallel $(JOBS)
+	ctest --preset release --parallel $$((2 * $(JOBS)))  # tests with processes wait for half of their time
 
 # PACKAGE: a built Python package; without it the extension module is built for its signatures.
 docs:

@@ -1,15 +1,16 @@
 # switchyard_unite(target [EXCEPT a.cpp ...]): compiles the sources of each folder of the target as few units, because reading
 # headers takes most of the compiler's time. Names in anonymous namespaces are therefore unique within a folder.
 #
-# Left out: files with compile options of their own, files that the build makes, and files that Highway includes again for each instruction set, which
-# change macros on the way.
+# Left out: files with compile options of their own, files that the build makes, and files that Highway includes again for
+# each instruction set, which change macros on the way.
 #
 # A unit is named by its content and written once for all build folders within build/, so that a compiler cache that has seen
 # it for one of them (the release build) knows it in the others (the wheel, the package). CMake's own unity builds put it into
 # each build folder, and caches tell sources apart by their path.
 set(SWITCHYARD_UNITS ${PROJECT_BINARY_DIR}/units)
-cmake_path(IS_PREFIX PROJECT_SOURCE_DIR ${PROJECT_BINARY_DIR}/ is_within_source)
-if(is_within_source)
+set(build_folders ${PROJECT_SOURCE_DIR}/build)
+cmake_path(IS_PREFIX build_folders ${PROJECT_BINARY_DIR} NORMALIZE is_within_build)
+if(is_within_build)
   set(SWITCHYARD_UNITS ${PROJECT_SOURCE_DIR}/build/units)
 endif()
 

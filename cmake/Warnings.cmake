@@ -20,6 +20,8 @@ if(SWITCHYARD_SANITIZE)
                                                     -fno-sanitize-recover=all)
   target_link_options(switchyard_flags INTERFACE -fsanitize=${SWITCHYARD_SANITIZE})
   # Functions with many loads and stores, those of vectors, call the checks: clang compiles them in half the time.
-  target_compile_options(switchyard_flags INTERFACE
-    $<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-mllvm -asan-instrumentation-with-call-threshold=500>)
+  if(SWITCHYARD_SANITIZE MATCHES "address")
+    target_compile_options(switchyard_flags INTERFACE
+      $<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-mllvm -asan-instrumentation-with-call-threshold=500>)
+  endif()
 endif()

@@ -92,7 +92,7 @@ TEST(ShmSplitTest, RankThatDiesIsNoticedInEverySubgroup) {
   const std::int64_t start = now_ns();
   ranks.send_signal(2, SIGKILL);
   const std::vector<RankOutcome> outcomes = ranks.wait();
-  EXPECT_LT(seconds_since(start), 1.0);
+  EXPECT_LT(seconds_since(start), 5.0);
   EXPECT_EQ(what(outcomes[3]),
             "dispatch: rank 0 was lost (its process is gone) while rank 1 waited in dispatch "
             "receive, call 17");
@@ -119,7 +119,7 @@ TEST(ShmSplitTest, ErrorNamesTheRankThatDiedWithoutAWait) {
   const std::int64_t start = now_ns();
   ranks.send_signal(1, SIGKILL);
   const std::vector<RankOutcome> outcomes = ranks.wait();
-  EXPECT_LT(seconds_since(start), 1.0);
+  EXPECT_LT(seconds_since(start), 5.0);
   for (const std::size_t rank : {0u, 2u}) {
     EXPECT_EQ(what(outcomes[rank]), "group: rank 1 was lost (its process is gone) (rank " +
                                         std::to_string(rank) + " of 3)");

@@ -114,7 +114,7 @@ TEST(StoreEngineTest, InterruptWhileASocketWaitsEndsTheGroup) {
         });
         EXPECT_EQ(error.code(), Errc::kAborted);
         EXPECT_THAT(error.what(), HasSubstr("aborted by rank 1: it was interrupted"));
-        EXPECT_LT(seconds_since(start), 1.0);
+        EXPECT_LT(seconds_since(start), 5.0);
         ++num_told;
         while (num_told < 3) std::this_thread::yield();
       },

@@ -130,7 +130,7 @@ TEST(WaitTest, AbortFromAnotherThreadWakesSleepers) {
     const Error error = error_of([&] {
       group.control().wait({Phase::kDispatchReceive, 5, 0}, kNever);
     });
-    EXPECT_LT(seconds_since(aborted_at), 1.0);
+    EXPECT_LT(seconds_since(aborted_at), 5.0);
     EXPECT_EQ(error.code(), Errc::kAborted);
     EXPECT_THAT(error.what(), HasSubstr("dispatch: the group was aborted by rank 2: enough"));
     ++num_woken;
