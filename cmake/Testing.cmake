@@ -2,11 +2,8 @@ include(GoogleTest)
 add_custom_target(tsan_tests COMMENT "What ThreadSanitizer is to see")
 add_custom_target(cuda_tests COMMENT "What needs nvcc: the tests labelled cuda and what they look at")
 
-# A third of the compiler's time, with sanitizers half of it, would go into optimising tests, whose own code takes hardly any.
-set(SWITCHYARD_TEST_OPTIONS $<$<CONFIG:Release>:-O1>)
-if(SWITCHYARD_SANITIZE)
-  set(SWITCHYARD_TEST_OPTIONS -O0)
-endif()
+# A third of the compiler's time would go into optimising tests, whose own code takes hardly any.
+set(SWITCHYARD_TEST_OPTIONS $<$<CONFIG:Release>:-O1> ${SWITCHYARD_COLD_OPTIONS})
 
 # switchyard_add_test(NAME name SOURCES a.cpp ... LABEL unit|tsan|process|slow|cuda [TIMEOUT s] [HOT] [ALONE a.cpp ...])
 # One executable; each gtest case becomes a ctest case. A test labelled tsan also runs under ThreadSanitizer.

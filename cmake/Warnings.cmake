@@ -24,4 +24,6 @@ if(SWITCHYARD_SANITIZE)
     target_compile_options(switchyard_flags INTERFACE
       $<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-mllvm -asan-instrumentation-with-call-threshold=500>)
   endif()
+  # Optimising takes clang half of its time. Tests, commands and predictions hardly run.
+  set(SWITCHYARD_COLD_OPTIONS -O0)
 endif()
