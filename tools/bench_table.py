@@ -83,7 +83,7 @@ def cells_of(result, row, has_baseline):
 def bench(results):
     """One row per number of tokens (and of SMs), one group of columns per file."""
     by_size = [{(row["tokens"], row["sms"]): row for row in result["rows"] if "p50_us" in row} for result in results]
-    head, rule = "| tokens a rank |", "|---:|"
+    head, rule = "| tokens per rank |", "|---:|"
     lines = {size: f"| {size[0]} |" for rows in by_size for size in rows}
     for result, rows in zip(results, by_size):
         baseline = next((row["baseline"]["name"].upper() for row in rows.values() if row["baseline"]), None)
@@ -110,7 +110,7 @@ def beside_peers(results, peers):
     rows = [row for row in peers["rows"] if row["op"] == operation]
     names = list(dict.fromkeys(row["name"] for row in rows))
     sizes = sorted({row["tokens"] for row in rows}.union(*ours))
-    head = ["tokens a rank", *(title_of(result) for result in results), *names]
+    head = ["tokens per rank", *(title_of(result) for result in results), *names]
     lines = [f"| {' | '.join(head)} |", "|" + "---:|" * len(head)]
     for size in sizes:
         cells = [one.get(size, "") for one in ours] + [best_of_peer(rows, name, operation, size) for name in names]
