@@ -115,22 +115,22 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "sizes of a model: one of " + measure::workload_names() +
                        "; or a config.json or its folder")
       ->capture_default_str();
-  verb->add_option("--tokens", options.tokens, "of each rank: N,N,..., a line each")
+  verb->add_option("--tokens", options.tokens, "tokens per rank: N,N,...; one line for each")
       ->capture_default_str();
   verb->add_option("--max-tokens", options.max_tokens,
-                   "room of the exchange, of each rank; default: as many as each line has")
+                   "tokens per rank that the exchange has room for; default: those of each line")
       ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
-  verb->add_option("--op", options.op, "what is timed; layer: with experts between")
+  verb->add_option("--op", options.op, "what is timed; layer: a pair with experts in between")
       ->check(one_of<measure::Operation>())
       ->capture_default_str();
-  verb->add_option("--layout", options.layout, "how received rows lie")
+  verb->add_option("--layout", options.layout, "layout of received rows")
       ->check(one_of<Layout>())
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of rows on the wire")
       ->check(
           one_of(scheme_names([](const QuantScheme& scheme) { return !scheme.is_simulated(); })))
       ->capture_default_str();
-  verb->add_option("--scales", options.scales, "how received scales lie")
+  verb->add_option("--scales", options.scales, "layout of received scales")
       ->check(one_of<ScaleLayout>())
       ->capture_default_str();
   verb->add_option("--returned", options.returned, "quantization of rows on the way back")
@@ -152,7 +152,7 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
           "receive of combine")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  verb->add_option("--layers", options.layers, "so many in a row make one iteration")
+  verb->add_option("--layers", options.layers, "consecutive calls or layers per iteration")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   verb->add_option("--routing", options.routing,
@@ -161,8 +161,8 @@ void add_shape_options(CLI::App* verb, BenchOptions& options) {
                    "safetensors file")
       ->capture_default_str();
   verb->add_option("--hosts", options.hosts,
-                   "count the rows that would cross between so many hosts, with as many ranks "
-                   "each; ranks of several hosts count theirs")
+                   "count the rows that would cross between this many hosts of equally many "
+                   "ranks; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   add_messages(verb, options.exact_messages, options.host_capacity);
@@ -179,14 +179,15 @@ void add_other_options(CLI::App* verb, BenchOptions& options) {
                  "cuda: also with 320 KiB of other code and 64 MiB of traffic before each call");
   verb->add_flag("--skew", options.skew, "cuda: also with ranks late by a random 0 to 50 us");
   verb->add_flag("--stages", options.stages,
-                 "also where the time goes: cpu: packing, waiting, placing, summing; cuda: when "
-                 "CTAs reach which point, in a build with SWITCHYARD_STAGES");
-  verb->add_option("--runs", options.runs, "timed iterations of a shape")
+                 "also show where the time goes; cpu: packing, waiting, placing, summing; cuda: "
+                 "when CTAs reach each stage, in a build with SWITCHYARD_STAGES");
+  verb->add_option("--runs", options.runs, "timed iterations of each line")
       ->check(CLI::Range(std::int64_t{30}, std::int64_t{1} << 20))
       ->capture_default_str();
-  verb->add_option("--baseline", options.baseline,
-                   "beside it: mpi (MPI_Alltoallv of the same bytes, cpu), nccl (cuda), or a file "
-                   "of measured numbers such as bench/peers/*.json");
+  verb->add_option(
+      "--baseline", options.baseline,
+      "compare with mpi (MPI_Alltoallv of the same bytes, cpu), nccl (cuda), or a file "
+      "of measured numbers such as bench/peers/*.json");
   add_seed(verb, options.seed, "of routing and weights");
   add_timeout(verb, options.timeout_ms);
   add_json(verb, options.json);

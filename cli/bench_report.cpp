@@ -45,7 +45,7 @@ std::string operation_text(const BenchOptions& options) {
   if (options.max_tokens > 0) what += fmt::format(", room for {} tokens", options.max_tokens);
   if (options.graph) {
     return fmt::format(
-        "{}: median of {} graphs, mean iteration of each, slowest rank; inputs by turns, cold "
+        "{}: median of {} graphs, mean iteration of each, slowest rank; inputs in turn, cold "
         "caches before each graph",
         what, options.runs);
   }

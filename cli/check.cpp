@@ -70,22 +70,24 @@ CLI::App* add_check(CLI::App& app, CheckOptions& options) {
   verb->add_option("--results", options.results)->group("");
   verb->set_help_flag("-h,--help", "Print this help message and exit");
   verb->add_option("--device", options.device,
-                   "what works: cpu, cuda (GPUs, and the exchange between them) or all")
+                   "processor under test: cpu, cuda (GPUs, and the exchange between them) or all")
       ->check(one_of({"cpu", "cuda", "all"}))
       ->capture_default_str();
   verb->add_option(
           "--engine", options.engine,
-          "which cases with ranks: local (threads), shm (processes), local-messages (threads "
+          "which cases that have ranks: local (threads), shm (processes), local-messages (threads "
           "without windows), local-hosts (threads of several hosts) or all; under mpirun, where "
           "its ranks check the exchange among themselves: shm, mpi or all")
       ->check(one_of({"local", "shm", "local-messages", "local-hosts", "mpi", "all"}))
       ->capture_default_str();
   verb->add_option("--ranks-per-host", options.ranks_per_host,
-                   "N,N,...: so many ranks say that they share a host, so many the next; of "
-                   "local-hosts, by default 2 each, or of mpirun's ranks on one machine");
-  verb->add_option("--filter", options.filter,
-                   "only cases whose name has this text; with *, that are this pattern");
-  verb->add_flag("--quick", options.quick, "the small cases: at most two minutes on two cores");
+                   "N,N,...: ranks of the first host, of the second, ...; for local-hosts, by "
+                   "default 2 each, or for mpirun's ranks on one machine");
+  verb->add_option(
+      "--filter", options.filter,
+      "only cases whose name contains this text; with *, whose name matches this pattern");
+  verb->add_flag("--quick", options.quick,
+                 "only the small cases: at most two minutes on two cores");
   verb->add_flag("--list", options.list, "print the names of the cases and run nothing");
   add_json(verb, options.json);
   add_seed(verb, options.seed, "of all random values");

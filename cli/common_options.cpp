@@ -71,11 +71,11 @@ void add_timeout(CLI::App* verb, std::int64_t& timeout_ms) {
 
 void add_messages(CLI::App* verb, bool& are_exact, std::int64_t& host_capacity) {
   verb->add_flag("--exact-messages", are_exact,
-                 "cuda, several hosts: messages have the size of the rows that cross, whose number "
-                 "the host waits for");
+                 "cuda, several hosts: messages have the size of the rows that cross; the host "
+                 "waits for their number");
   verb->add_option("--host-capacity", host_capacity,
-                   "cuda, several hosts: messages have room for so many tokens of a rank; more for "
-                   "one host are an error; default: all")
+                   "cuda, several hosts: messages have room for this many tokens of a rank; more "
+                   "for one host are an error; default: all")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
 }
 

@@ -137,15 +137,15 @@ std::string objection_to(const DoctorSetting& one, const DoctorReport& report) {
   }
   const auto is_engine = [&] { return std::ranges::count(report.engines, one.value) > 0; };
   if (one.name == "SWITCHYARD_ENGINE" && one.value != "auto" && !is_engine()) {
-    return fmt::format("setting SWITCHYARD_ENGINE is \"{}\", want auto, {}", one.value,
+    return fmt::format("setting SWITCHYARD_ENGINE is \"{}\", must be auto, {}", one.value,
                        fmt::join(report.engines, ", "));
   }
   if (one.name == "SWITCHYARD_HEAP" && !is_heap(one.value)) {
-    return fmt::format("setting SWITCHYARD_HEAP is \"{}\", want {}", one.value,
+    return fmt::format("setting SWITCHYARD_HEAP is \"{}\", must be {}", one.value,
                        fmt::join(kHeaps, ", "));
   }
   if (one.name == "SWITCHYARD_BIND" && one.value != "numa" && one.value != "none") {
-    return fmt::format("setting SWITCHYARD_BIND is \"{}\", want numa or none", one.value);
+    return fmt::format("setting SWITCHYARD_BIND is \"{}\", must be numa or none", one.value);
   }
   return {};
 }

@@ -102,7 +102,9 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   Job job;
   if (argc != 2 || !read_job(argv[1], size, rank, job)) {
-    std::fprintf(stderr, "switchyard-mpi-alltoallv: want a file for %d ranks; bench starts this\n",
+    std::fprintf(stderr,
+                 "switchyard-mpi-alltoallv: there must be one argument, a file for %d ranks; bench "
+                 "starts this program\n",
                  size);
     MPI_Abort(MPI_COMM_WORLD, 2);
   }

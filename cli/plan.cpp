@@ -94,11 +94,11 @@ void add_machine_options(CLI::App* verb, PlanOptions& options) {
                    "h200, h100, cpu, a file of constants, or of bench --json; default: h200, with "
                    "--measured the GPU or CPU that a file names");
   verb->add_option("--nvlink", options.nvlink,
-                   "GB/s that leave a GPU inside a host; default: the constants'");
+                   "GB/s that leave a GPU inside a host; default: from the constants");
   verb->add_option("--nic", options.nic,
-                   "GB/s of each rank between hosts; default: the constants'");
+                   "GB/s of each rank between hosts; default: from the constants");
   verb->add_option("--tflops", options.tflops,
-                   "TFLOP/s that the experts' GEMMs reach; default: the constants'");
+                   "TFLOP/s that the experts' GEMMs reach; default: from the constants");
   verb->add_option("--memory-bandwidth", options.memory_bandwidth,
                    "GB/s at which experts read weights; default: that of copies");
   verb->add_option("--weight-bits", options.weight_bits, "bits of an expert's weight")
@@ -109,16 +109,16 @@ void add_machine_options(CLI::App* verb, PlanOptions& options) {
                    "others")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  verb->add_option("--memory", options.max_memory,
-                   "GB that the exchange may take on a rank; 0: any")
+  verb->add_option("--memory", options.max_memory, "GB per rank that the exchange may take; 0: any")
       ->capture_default_str();
 }
 
 void add_other_options(CLI::App* verb, PlanOptions& options) {
-  verb->add_option("--measured", options.measured,
-                   "predictions beside the rows of these files of bench --json, nothing else; "
-                   "beside it only --json, --fixed-roles, --constants, and the rates --nvlink, "
-                   "--nic (several hosts), --tflops and --memory-bandwidth (--op layer)")
+  verb->add_option(
+          "--measured", options.measured,
+          "predictions beside the rows of these files of bench --json, and nothing else; "
+          "may be combined with --json, --fixed-roles, --constants, and the rates --nvlink, "
+          "--nic (several hosts), --tflops and --memory-bandwidth (--op layer)")
       ->type_name("FILE");
   verb->add_flag("--fixed-roles", options.fixed_roles,
                  "with --measured: files of builds in which each CTA keeps one role");
@@ -245,15 +245,15 @@ CLI::App* add_plan(CLI::App& app, PlanOptions& options) {
       ->capture_default_str();
   verb->add_option(
           "--hosts", options.hosts,
-          "numbers of hosts, N,N,...; dots continue at the ratio before them; GPUs of more "
-          "than 64 ranks are counted, but no exchange has as many")
+          "numbers of hosts, N,N,...; '...' continues the geometric series; more than 64 GPU "
+          "ranks are predicted, but no exchange takes as many")
       ->capture_default_str();
   verb->add_option("--routing", options.routing,
                    "uniform; zipf:A; limited:G:M; trace:FILE: as for bench")
       ->capture_default_str();
   verb->add_option("--redundant", options.redundant,
-                   "copies of experts beyond one of each; default: as few as give every rank "
-                   "equally many")
+                   "copies of experts beyond one of each; default: the fewest that give every "
+                   "rank equally many")
       ->check(CLI::Range(0, 65535));
   verb->add_flag("--balanced", options.balanced,
                  "experts are placed by balance_experts, for the load of another iteration");

@@ -196,7 +196,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const PlanReport& r
                    plural(shape.num_micro_batches, "micro-batch", "es"))},
       {"placement", placement_text(question)}};
   if (question.max_memory_bytes > 0) {
-    settings.emplace_back("memory", fmt::format("the exchange may take {:.4g} GB on a rank",
+    settings.emplace_back("memory", fmt::format("the exchange may take {:.4g} GB per rank",
                                                 question.max_memory_bytes * 1e-9));
   }
   return settings;

@@ -16,7 +16,7 @@ namespace switchyard::cli {
 
 CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
   CLI::App* verb =
-      app.add_subcommand("quantize", "quantize the matrices of a safetensors file, or go back");
+      app.add_subcommand("quantize", "quantize or dequantize the matrices of a safetensors file");
   verb->footer(
       "Scales lie along rows, as of activations. The result is for kernels and tests; it is no fp8 "
       "checkpoint, and `switchyard run` does not read it.");
@@ -26,22 +26,23 @@ CLI::App* add_quantize(CLI::App& app, QuantizeOptions& options) {
       ->check(
           one_of(scheme_names([](const QuantScheme& scheme) { return scheme.is_quantized(); })));
   verb->add_flag("--dequantize", options.dequantize,
-                 "go back: the file says how it was quantized, so no other option but --dtype");
+                 "dequantize; the file says how it was quantized, so only --dtype may go with it");
   verb->add_option(
           "--names", options.names,
-          "which tensors of two dimensions, for example '*experts*_proj.weight'; the default * "
-          "takes the router too; the others are copied")
+          "which tensors of two dimensions, for example '*experts*_proj.weight'; the default, *, "
+          "includes the router; the others are copied")
       ->capture_default_str();
-  verb->add_option("--scale-layout", options.scale_layout, "how scales lie")
+  verb->add_option("--scale-layout", options.scale_layout, "layout of the scales")
       ->check(one_of<ScaleLayout>())
       ->capture_default_str();
   verb->add_flag("--pack-ue8m0", options.pack_ue8m0,
-                 "scales of mxfp4 and mxfp8: four exponents to an i32");
+                 "mxfp4 and mxfp8: pack four exponents into an i32");
   verb->add_option("--static-scale", options.static_scale,
-                   "schemes with one scale a tensor: this one, instead of the largest magnitude's");
+                   "schemes with one scale per tensor: use this one instead of a dynamic one");
   verb->add_option("--global-scale", options.global_scale,
-                   "nvfp4: this one for all; default: 448 * 6 / largest magnitude of each");
-  verb->add_option("--dtype", options.dtype, "of dequantized matrices; default: what they were")
+                   "nvfp4: use this one for all; default: 448 * 6 / largest magnitude of each");
+  verb->add_option("--dtype", options.dtype,
+                   "dtype of dequantized matrices; default: the original one")
       ->check(one_of({"bf16", "f16", "f32"}));
   return verb;
 }

@@ -162,7 +162,7 @@ Format format_of(const QuantizeOptions& options) {
                       options.pack_ue8m0};
   require(!format.packs || (format.has_scales() && scheme->scale_format == ScaleFormat::kE8M0),
           Errc::kInvalidArgument,
-          "quantize: --pack-ue8m0 wants scales that are exponent bytes, {} has others",
+          "quantize: --pack-ue8m0 requires scales that are exponent bytes, {} has others",
           options.scheme);
   const bool has_rows = format.has_scales() && !format.is_tensor();
   require(format.layout == ScaleLayout::kRowMajor || has_rows, Errc::kInvalidArgument,
@@ -171,10 +171,10 @@ Format format_of(const QuantizeOptions& options) {
   require(format.layout != ScaleLayout::kSwizzled ||
               (has_rows && bits_of(format.stored_scale_dtype()) == 8),
           Errc::kInvalidArgument,
-          "quantize: --scale-layout is swizzled, which wants scales of one byte, {} has {}",
+          "quantize: --scale-layout is swizzled, which requires scales of one byte, {} has {}",
           options.scheme, has_rows ? name_of(format.stored_scale_dtype()) : "none");
   require(!options.static_scale || format.is_tensor(), Errc::kInvalidArgument,
-          "quantize: --static-scale is for schemes with one scale a tensor, not {}",
+          "quantize: --static-scale is for schemes with one scale per tensor, not {}",
           options.scheme);
   require(!options.global_scale || scheme->needs_tensor_scale(), Errc::kInvalidArgument,
           "quantize: --global-scale is for nvfp4, not {}", options.scheme);
@@ -205,8 +205,8 @@ Format format_in(const SafetensorsFile& file) {
 // Returns the names of the quantized matrices with their original dtypes.
 std::map<std::string, DType> quantized_in(const SafetensorsFile& file) {
   const auto json = nlohmann::json::parse(metadata_of(file, kTensorsKey), nullptr, false);
-  require(json.is_object(), Errc::kMalformedFile, "{}: metadata {} is no JSON object", file.path(),
-          kTensorsKey);
+  require(json.is_object(), Errc::kMalformedFile, "{}: metadata {} is not a JSON object",
+          file.path(), kTensorsKey);
   std::map<std::string, DType> result;
   for (const auto& [name, value] : json.items()) {
     const std::string was = value.is_string() ? value.get<std::string>() : value.dump();

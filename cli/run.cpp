@@ -66,7 +66,7 @@ bool is_hub_name(const std::string& model) {
 void check_model_folder(const std::string& model) {
   if (std::filesystem::is_directory(model)) return;
   require(!std::filesystem::exists(model), Errc::kInvalidArgument,
-          "run: --model is the file {}, want the folder with its config.json", model);
+          "run: --model is the file {}, must be the folder with its config.json", model);
   fail(Errc::kInvalidArgument, "run: --model is {}, no such folder{}", model,
        is_hub_name(model) ? fmt::format("; a model of the Hugging Face hub must be downloaded "
                                         "first: hf download {} --local-dir DIR",
@@ -136,34 +136,34 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   verb->add_option("--ranks", options.ranks, "number of ranks; default: the launcher's, else 1")
       ->check(CLI::Range(1, kMaxRanks));
   verb->add_option("--hosts", options.hosts,
-                   "count the rows that would cross between so many hosts, with as many ranks "
-                   "each; ranks of several hosts count theirs")
+                   "count the rows that would cross between this many hosts of equally many "
+                   "ranks; ranks of several hosts count theirs")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   add_messages(verb, options.exact_messages, options.host_capacity);
   add_engine(verb, options.engine);
   add_device(verb, options.device,
-             "where the layer runs; cuda: rank r on GPU r, and "
-             "round again when there are fewer");
+             "where the layer runs; cuda: rank r on GPU r modulo their number");
   verb->add_option("--prepare", options.prepare, "prepare/finalize class")
       ->check(one_of<PrepareKind>())
       ->capture_default_str();
   verb->add_option("--scheme", options.scheme, "quantization of activations")
       ->check(one_of(scheme_names()))
       ->capture_default_str();
-  verb->add_option("--reduce", options.reduce, "where weighted sums happen; default: by the class")
+  verb->add_option("--reduce", options.reduce,
+                   "where weighted sums happen; default: that of the class")
       ->check(one_of<Reduce>());
   verb->add_option("--global-scale", options.global_scale,
-                   "of nvfp4: a number or auto, 2688 / largest magnitude of the input; default: "
+                   "nvfp4: a number, or auto: 2688 / largest magnitude of the input; default: "
                    "auto");
   verb->add_option("--static-scale", options.static_scale,
-                   "of fp8_tensor and int8_tensor: a number or auto, by the largest magnitude of "
-                   "the input; default: taken from the rows that arrive");
+                   "fp8_tensor and int8_tensor: a number, or auto: from the largest magnitude of "
+                   "the input; default: from the rows that arrive");
   verb->add_option("--intermediate-scale", options.intermediate_scale,
-                   "the same between the two GEMMs, a number; default: 4 for nvfp4, else taken "
-                   "from each expert's rows");
+                   "the same between the two GEMMs, a number; default: 4 for nvfp4, else from "
+                   "each expert's rows");
   verb->add_option("--alignment", options.alignment,
-                   "elastic_prefill: experts start at multiples of so many rows")
+                   "elastic_prefill: experts start at multiples of this many rows")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
   add_experts(verb, options.experts, "expert GEMM");
@@ -173,7 +173,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
                    "tokens of all ranks; default: all of the input, or 1024")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
   add_seed(verb, options.seed, "of random inputs");
-  verb->add_option("--repeat", options.repeat, "times the layer runs")
+  verb->add_option("--repeat", options.repeat, "how often the layer runs")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
   verb->add_option("--micro-batches", options.micro_batches,

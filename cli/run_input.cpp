@@ -195,7 +195,8 @@ std::vector<std::int64_t> parse_counts(const std::string& text) {
     std::int64_t count = -1;
     const auto [next, error] = std::from_chars(at, end, count);
     require(error == std::errc{} && count >= 0 && (next == end || *next == ','),
-            Errc::kInvalidArgument, "run: --split is \"{}\", want even, uneven or N,N,...", text);
+            Errc::kInvalidArgument, "run: --split is \"{}\", must be even, uneven or N,N,...",
+            text);
     counts.push_back(count);
     if (next == end) break;
     at = next + 1;

@@ -41,7 +41,7 @@ std::string device_line(const RunReport& report) {
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return fmt::format("device   cuda: {}, heap {}{}{}\n", fmt::join(names, ", "), report.heap,
-                     report.is_shared_gpu ? ", ranks share a GPU: times mean nothing" : "",
+                     report.is_shared_gpu ? ", ranks share a GPU: times are meaningless" : "",
                      report.options.experts == "exact" ? "; the bits of --device cpu" : "");
 }
 
@@ -56,7 +56,7 @@ std::string header(const RunReport& report) {
   const int parts = report.options.micro_batches;
   text +=
       fmt::format("input    {}: {} tokens{}, routing {}\n", report.input_source, report.num_tokens,
-                  parts == 1 ? "" : fmt::format(" in {} micro-batches a rank", parts),
+                  parts == 1 ? "" : fmt::format(" in {} micro-batches per rank", parts),
                   report.has_routing ? "from the file" : "by the router");
   text += fmt::format("engine   {}, {} rank{}\n", report.engine, report.num_ranks,
                       report.num_ranks == 1 ? "" : "s");
@@ -74,7 +74,7 @@ std::string header(const RunReport& report) {
                             report.is_on_gpus()
                                 ? " from GPU to GPU"
                                 : ", " + bytes_text(report.wire_bytes()) + " from rank to rank");
-  text += fmt::format("memory   {} of windows and {} of workspace a rank\n\n",
+  text += fmt::format("memory   {} of windows and {} of workspace per rank\n\n",
                       bytes_text(report.window_bytes), bytes_text(report.workspace_bytes));
   return text;
 }
@@ -110,7 +110,7 @@ std::string expert_histogram(const RunReport& report, const Glyphs& glyphs) {
   for (const std::int64_t count : rows) sum += count;
   const auto [least, most] = std::minmax_element(rows.begin(), rows.end());
   const double mean = static_cast<double>(sum) / static_cast<double>(rows.size());
-  std::string text = fmt::format("expert load: {} rows, {} to {} an expert, mean {:.1f}", sum,
+  std::string text = fmt::format("expert load: {} rows, {} to {} per expert, mean {:.1f}", sum,
                                  *least, *most, mean);
   if (sum > 0) text += fmt::format(", busiest {:.2f}x the mean", static_cast<double>(*most) / mean);
   text += "\n";

@@ -30,9 +30,9 @@ enum class Errc {
 /// The name used in logs and JSON, for example "invalid_argument".
 SWITCHYARD_API const char* name_of(Errc code) noexcept;
 
-/// Every failure of the library. The message is one sentence: what was found, what is expected,
-/// what to do. In a group of several ranks it names the rank and the peers concerned. It is one
-/// line of less than 4096 bytes, whatever text of a file or a peer it quotes.
+/// Every failure of the library. The message is one sentence: what was found, what it must be, what
+/// to do. In a group of several ranks it names the rank and the peers concerned. It is one line of
+/// less than 4096 bytes.
 ///
 /// After kTimeout, kPeerLost or kAborted, the group that raised it can only be destroyed.
 class SWITCHYARD_API Error : public std::runtime_error {

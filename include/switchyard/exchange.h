@@ -29,27 +29,25 @@ namespace switchyard {
 ///   between the phases the caller may compute. The inputs of a send phase must stay unchanged
 ///   until the stream has passed it (GPU), or the matching receive phase has returned (CPU; there
 ///   copies_inputs of the options shortens it to the send phase).
-/// - Memory is taken by the constructor, for the largest call; no call takes any, but for small
-///   tables on CPUs that grow with T until they have seen the largest call, and for received rows
-///   with ExchangeOptions::exact_memory.
-/// - On GPUs no call waits for the device, and dispatch, combine and their phases may be captured
-///   in a CUDA graph and replayed: unless counts are asked for (DispatchOptions::host_counts, and
-///   ExchangeOptions::exact_messages outside of graphs).
-///   (Where ranks share a GPU, a call of several kernels waits between them unless it is captured.)
+/// - The constructor allocates for the largest call; calls do not allocate. Exceptions: received
+///   rows with ExchangeOptions::exact_memory, and on CPUs small tables that grow to the largest T
+///   seen.
+/// - On GPUs calls are stream-ordered and may be captured in a CUDA graph, unless they wait for
+///   counts (DispatchOptions::host_counts, and ExchangeOptions::exact_messages outside of graphs).
+///   Where ranks share a GPU, a call of several kernels waits between them unless it is captured.
 ///   docs/gpu.md says what the caller orders: calls that share an in-flight slot, and kernels of
-///   two handles that run at once.
+///   two handles that run at the same time.
 ///
-/// Errors that arguments show appear at the call, with nothing sent: kInvalidArgument,
-/// kNotSupported. Errors that only data or peers show (an id out of range on a GPU, ranks that
-/// disagree, a capacity that is exceeded, kTimeout, kPeerLost, kAborted) appear at the next wait on
-/// CPUs, and on GPUs through check() and every later call, on every rank; outputs since then are
-/// undefined. After kTimeout, kPeerLost and kAborted, and after any of them on a GPU, the group can
-/// only be destroyed.
+/// Errors in arguments appear at the call, with nothing sent: kInvalidArgument, kNotSupported.
+/// Errors in data or of peers (an id out of range on a GPU, ranks that disagree, an exceeded
+/// capacity, kTimeout, kPeerLost, kAborted) appear at the next wait on CPUs, and on GPUs through
+/// check() and every later call, on every rank; outputs since then are undefined. After kTimeout,
+/// kPeerLost and kAborted, and after any of them on a GPU, the group can only be destroyed.
 ///
 /// GPUs support K up to 32, P up to 64 (32 for kAllGather and Overflow::kDrop), E up to 16384, H
 /// and payload_bytes up to 2^24, N below 2^31, the named schemes and the fp8_block ones with
-/// kF32PowerOfTwo; as combine_scheme the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8. What
-/// they do not support is kNotSupported.
+/// kF32PowerOfTwo; as combine_scheme the fp8_block and fp8_ue8m0 ones, int8_block and mxfp8.
+/// Everything else is kNotSupported.
 /// Source: two-phase low-latency calls of DeepEP; expanded layout of its ElasticBuffer.
 class SWITCHYARD_API Exchange {
  public:
@@ -60,18 +58,18 @@ class SWITCHYARD_API Exchange {
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
   /// @}
-  /// Closes the exchange, unless close() did: without waiting for peers while an exception is
-  /// unwound, because they may be waiting for this rank.
+  /// Closes the exchange if it is open: during stack unwinding without waiting for peers, because
+  /// they may be waiting for this rank.
   ~Exchange();
 
-  /// Ends the exchange; a second call does nothing. Collective on GPUs: returns when the kernels of
-  /// every rank have ended, or at once when the group was aborted; CUDA graphs of its calls must
-  /// not run any more. On CPUs it waits for nobody. Windows are freed. What calls have returned
-  /// stays valid until destruction, in which this rank then needs no other. Every later call is
+  /// Ends the exchange and frees its windows; a second call does nothing. Collective on GPUs:
+  /// returns when the kernels of every rank have ended, or at once when the group was aborted; CUDA
+  /// graphs of its calls must not run any more. On CPUs it waits for nobody. What calls have
+  /// returned stays valid until destruction, which then needs no other rank. Every later call is
   /// kInvalidArgument, except for config, device and is_closed.
   ///
-  /// Without waits_for_peers it is not collective, and memory that peers may still have mapped
-  /// lasts as long as the process: for a rank that fails while others wait for it.
+  /// Without waits_for_peers, for a rank that fails while others wait for it, it is not collective,
+  /// and memory that peers may have mapped stays mapped until the process ends.
   void close(bool waits_for_peers = true);
   /// Whether close() was called.
   bool is_closed() const;
@@ -82,11 +80,11 @@ class SWITCHYARD_API Exchange {
   /// @}
   /// Upper bound on N for this rank.
   std::int64_t max_buffer_rows() const;
-  /// What this rank takes; on CPUs what exchange_memory() computes for their hosts.
+  /// What this rank has allocated; on CPUs what exchange_memory() computes.
   ExchangeMemory memory() const;
   /// How windows are shared: "host", or on GPUs "same_process", "vmm", "ipc" or "nccl".
   const char* heap() const;
-  /// Several ranks use this rank's GPU: for correctness only, not for speed.
+  /// Whether several ranks use this rank's GPU: for correctness only, not for speed.
   bool is_shared_gpu() const;
 
   /// Quantizes and sends this rank's tokens.
@@ -101,9 +99,9 @@ class SWITCHYARD_API Exchange {
                                const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                                const DispatchOptions& options = {});
 
-  /// The same with the routing of an earlier handle, which every rank has received: rows land where
-  /// they landed then. On CPUs only a header line travels with them. On GPUs the caller orders it
-  /// behind the earlier dispatch, and a dispatch that reuses its in-flight slot behind this call.
+  /// Sends rows along the routing of an earlier handle, which every rank must have received: they
+  /// arrive at the same places. On CPUs only a header line travels with them. On GPUs the caller
+  /// orders this call behind the earlier dispatch, and before a dispatch that reuses its slot.
   ///
   /// Errors also: kInvalidArgument when the routing is not kept, or its slot has been reused.
   DispatchHandle dispatch_again_send(const DispatchHandle& earlier, const TensorView& tokens,
@@ -117,40 +115,40 @@ class SWITCHYARD_API Exchange {
   /// different max_tokens, tensor_scale or routing; kCapacityExceeded.
   Dispatched dispatch_receive(const DispatchHandle& handle, Stream stream = Stream::host());
 
-  /// Where the rows of a sent handle will lie: rows, scales, topk_weights, and on GPUs num_rows.
-  /// Their contents are undefined until dispatch_receive. Only kBatched, whose shapes do not depend
-  /// on the routing, and without exact_memory: otherwise kNotSupported.
+  /// Where a sent handle's rows will be: rows, scales, topk_weights, and on GPUs num_rows. Their
+  /// contents are undefined until dispatch_receive. Requires kBatched, whose shapes do not depend
+  /// on the routing, without exact_memory; otherwise kNotSupported.
   Dispatched places(const DispatchHandle& handle) const;
 
-  /// Both phases; on GPUs one kernel, and those of payloads and of routing that goes to every rank.
+  /// Runs both phases. On a GPU this is one kernel, plus one per payload and those of routing that
+  /// goes to every rank.
   Dispatched dispatch(const TensorView& tokens, const TensorView& topk_ids,
                       const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                       const DispatchOptions& options = {});
-  /// Both phases of dispatch_again_send, likewise.
+  /// Runs both phases of dispatch_again_send.
   Dispatched dispatch_again(const DispatchHandle& earlier, const TensorView& tokens,
                             const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                             const DispatchOptions& options = {});
 
-  /// A handle for one more combine with the routing of an earlier one, without its rows; weights
-  /// are 1. Combine is the gradient of dispatch, and dispatch_again of combine. On CPUs nothing is
-  /// communicated, on GPUs the routing travels once more.
+  /// A handle for one more combine with an earlier handle's routing, without rows; weights are 1.
+  /// Combine is the gradient of dispatch, and dispatch_again that of combine. On CPUs nothing is
+  /// sent; on GPUs the routing travels once more.
   DispatchHandle reopen(const DispatchHandle& earlier, Stream stream = Stream::host());
 
-  /// Throws what combine_receive would throw for these arguments. Sends nothing, changes nothing.
+  /// Throws what combine_receive would throw for these arguments; sends and changes nothing.
   void check_output(const DispatchHandle& handle, const TensorView& output,
                     const CombineOptions& options = {}) const;
 
-  /// Memory for what combine is given as `rows`, of the shape of the received rows, in bf16. Every
-  /// exchange has it; GPUs that store rows straight to their places (docs/gpu.md) read results of
-  /// peers there, so that nobody copies them. Ranks need not agree on using it. The caller writes
-  /// it after dispatch_receive and before combine_send, no more after that; with the end of the
-  /// handle its contents are undefined. Where peers do not read it, the first call for each
-  /// in-flight slot takes it, for the largest call.
+  /// Memory for the `rows` of combine, in bf16 and of the shape of the received rows. GPUs that
+  /// store rows directly at their places (docs/gpu.md) let peers read results there, so that nobody
+  /// copies them; elsewhere it is ordinary memory, which the first call for each in-flight slot
+  /// allocates for the largest call. Each rank may choose whether to use it. The caller writes it
+  /// after dispatch_receive and before combine_send; it is undefined once the handle has ended.
   ///
   /// Errors: kInvalidArgument (the handle has no received rows), kOutOfMemory.
   TensorView combine_input(const DispatchHandle& handle);
 
-  /// Returns expert results to the ranks whose tokens they are.
+  /// Returns expert results to the owners of their tokens.
   ///
   ///   rows  [N, H] or [L, C, H]  bf16, f16 or f32, contiguous: one for each row of the receive
   ///                buffer; in token-major layouts already the sum over this rank's experts
@@ -159,20 +157,19 @@ class SWITCHYARD_API Exchange {
 
   /// Sums the results of this rank's tokens in fixed order and ends the handle.
   ///
-  ///   output  [T, H]  bf16, f16 or f32, rows contiguous; written. A token without experts gives 0
-  ///                   plus its bias.
+  ///   output  [T, H]  bf16, f16 or f32, rows contiguous; written. A token without experts becomes
+  ///                   0 plus its bias.
   void combine_receive(const DispatchHandle& handle, const TensorView& output,
                        Stream stream = Stream::host(), const CombineOptions& options = {});
 
-  /// Both phases, on GPUs in one kernel; what either would refuse of these arguments is refused
-  /// before anything is sent.
+  /// Runs both phases, on GPUs in one kernel. Checks the arguments of both before anything is sent.
   void combine(const DispatchHandle& handle, const TensorView& rows, const TensorView& output,
                Stream stream = Stream::host(), const CombineOptions& options = {});
 
-  /// Gives a handle up without a combine; on GPUs one whose dispatch was received. Every rank must
-  /// do the same. Between CPUs that share no memory it is collective where rows of the handle are
-  /// still to be received: it receives them, and returns when peers have taken what was sent, so
-  /// that release comes in the same order among the receive phases of every rank.
+  /// Drops a handle without combining it. Every rank must do so, in the same order relative to its
+  /// receive phases. On GPUs the dispatch must have been received. Between CPUs that share no
+  /// memory it receives what is still to be received of the handle, and returns when peers have
+  /// received what was sent.
   void release(const DispatchHandle& handle);
 
   /// Origin of every valid row, by (expert, rank, token, k); token-major: by (rank, token). On GPUs
@@ -186,12 +183,12 @@ class SWITCHYARD_API Exchange {
   void write_row_sources(const DispatchHandle& handle, const RowSources& sources,
                          Stream stream = Stream::host()) const;
 
-  /// Of a received handle: what its dispatch sent, and what its combine sends. On GPUs of several
-  /// hosts what goes to other hosts, in messages of fixed size; on those of one kNotSupported.
+  /// What a received handle's dispatch has sent, and what its combine will send. On GPUs: bytes
+  /// sent to other hosts, padding included; kNotSupported within one host.
   WireBytes wire_bytes(const DispatchHandle& handle) const;
 
-  /// Throws what kernels that have ended found, or why the group was aborted. Costs two loads when
-  /// all is well, and does not wait. Errors: kTimeout, kPeerLost, kAborted, kInvalidArgument,
+  /// Throws the error that a finished kernel recorded, or why the group was aborted. Does not wait;
+  /// costs two loads when all is well. Errors: kTimeout, kPeerLost, kAborted, kInvalidArgument,
   /// kCapacityExceeded.
   void check() const;
 

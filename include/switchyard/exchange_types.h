@@ -25,17 +25,16 @@ namespace switchyard {
 /// What a rank chooses for itself. `device` is the same kind of device on every rank.
 struct ExchangeOptions {
   Device device{};  ///< where tokens, received rows and results lie
-  /// How long a kernel waits for a peer before it gives up. 0: as long as the group, and 20 times
-  /// that when several ranks use one GPU, because their kernels run by turns.
+  /// How long a kernel waits for a peer before it gives up. 0: as long as the group, or 20 times
+  /// that if ranks share a GPU, because their kernels take turns.
   std::int64_t timeout_ms = 0;
 
   // GPUs only.
 
   /// Upper bound on the CTAs of a kernel, counted as CTAs of 512 threads (two per SM); at least 3.
   /// 0: as many as the GPU has room for. Ranks that share a GPU get equal shares; a rank that has a
-  /// GPU to itself may get twice as many CTAs of 256 threads. Of several handles, those that are
-  /// used in another stream than the first one's get a share of half the GPU, so that the kernels
-  /// of all fit on it together.
+  /// GPU to itself may get twice as many CTAs of 256 threads. Handles in another stream than the
+  /// first one's share half of the GPU, so that the kernels of all fit on it together.
   std::int32_t num_ctas = 0;
   /// Kernels may be launched before the kernel ahead of them in the stream has ended; they wait for
   /// it before they touch memory (programmatic dependent launch). Ignored where ranks share a GPU,
@@ -44,27 +43,27 @@ struct ExchangeOptions {
   /// How windows are shared: "auto", "same_process", "vmm", "ipc" or "nccl"; empty: the setting
   /// SWITCHYARD_HEAP.
   std::string heap{};
-  /// Received rows get memory from the dispatches, for as many rows as came at most so far and up
-  /// to an eighth more, instead of from the constructor for the most that can come. Every dispatch
-  /// then counts on the host, as with DispatchOptions::host_counts. Each rank may choose for
-  /// itself; one that shares its GPU takes memory for the most in any event.
+  /// Dispatches allocate the receive buffer for the most rows seen so far plus at most one eighth,
+  /// rather than the constructor for the worst case. Every dispatch then waits for counts, as with
+  /// DispatchOptions::host_counts. Each rank may choose for itself; one that shares its GPU always
+  /// allocates for the worst case.
   bool exact_memory = false;
   /// A dispatch keeps its routing for dispatch_again and reopen, at the cost of one small kernel.
   /// On CPUs it is always kept.
   bool keeps_routing = false;
 
-  // GPUs of several hosts; the same on every rank, without effect elsewhere. Without them a message
-  // to another host has room for, and carries, the rows of all tokens of the call's max_tokens.
-  // With one of them a host gets the rows of those tokens that go there, and each in-flight slot
-  // has memory for a message to each host.
+  // GPUs of several hosts; the same on every rank, without effect elsewhere. By default a message
+  // to another host carries a row of every token of the call's max_tokens. With either option a
+  // host gets only the rows of tokens that go there, and each in-flight slot has memory for a
+  // message to each host.
 
-  /// Upper bound on the tokens of a rank that go to one other host: messages have room for no more.
-  /// More are kCapacityExceeded on every rank, found before rows are passed on. 0: every token may.
+  /// Upper bound on the tokens of a rank that go to one other host. More are kCapacityExceeded on
+  /// every rank, before rows are passed on. 0: no bound.
   std::int64_t host_capacity = 0;
   /// Messages have the size of what they carry: dispatch, dispatch_send, dispatch_again and reopen
-  /// wait on the host, two timeouts at most, until ranks know of one another how many rows that is.
-  /// In a CUDA graph messages have their fixed size: every rank captures a call or none does, and a
-  /// dispatch with its combine or neither.
+  /// wait on the host, two timeouts at most, until ranks have told each other their row counts.
+  /// Under graph capture messages keep their fixed size. Capture a call on all ranks or on none,
+  /// and a dispatch together with its combine.
   bool exact_messages = false;
 };
 
@@ -95,22 +94,21 @@ struct DispatchOptions {
   /// kernel.
   std::vector<TensorView> payloads{};
   /// Upper bound on T over all ranks for this call, the same on every rank: sizes of kByRank and of
-  /// worst_case_rows follow it, on GPUs also the sizes of grids. 0: the configured one. CPUs check
-  /// that ranks agree, GPUs do not.
+  /// worst_case_rows follow it, on GPUs also grid sizes. 0: the configured one. CPUs check that
+  /// ranks agree, GPUs do not.
   std::int64_t max_tokens = 0;
-  /// Only routing and weights travel, the same on every rank: of `tokens` only the shape counts, no
-  /// payloads are given, and received rows are undefined. For a combine without a dispatch before
-  /// it, or a dispatch_again after it. CPUs check that ranks agree, GPUs do not.
+  /// Only routing and weights travel; the same on every rank. Only the shape of `tokens` counts, no
+  /// payloads are given, and received rows are undefined. For a combine without a preceding
+  /// dispatch of rows, or a later dispatch_again. CPUs check that ranks agree, GPUs do not.
   bool routing_only = false;
-  /// The call that receives waits on the host until all ranks have announced how many rows they
-  /// send, not for the rows; then tensors have the true size, and Dispatched::host is there. Such a
-  /// call cannot be captured in a CUDA graph. CPUs always do; each rank may choose for itself.
+  /// The receiving call waits on the host until all ranks have announced their row counts (not for
+  /// the rows); tensors then have their true size, and Dispatched::host is set. Such a call cannot
+  /// be captured in a CUDA graph. CPUs always do this; each rank may choose for itself.
   /// Source: do_cpu_sync of DeepEP's ElasticBuffer.
   bool host_counts = false;
-  /// CPUs: the send phase copies what it does not send, so that its inputs may be overwritten once
-  /// it has returned: the rows of this rank's own experts, which dispatch_receive otherwise reads
-  /// in `tokens`. Each rank may choose for itself. On GPUs the kernel of the send phase reads all
-  /// inputs.
+  /// CPUs: the send phase also copies the rows for this rank's own experts, which dispatch_receive
+  /// otherwise reads in `tokens`, so that inputs may be overwritten once it has returned. Each rank
+  /// may choose for itself. On GPUs the send kernel reads all inputs.
   bool copies_inputs = false;
   /// The in-flight slot of the handle, which must be free; -1: the first free one. The same on
   /// every rank. CUDA graphs of two handles that run at once need a slot each.
@@ -127,7 +125,7 @@ struct RowOrigin {
   float weight = 1.0f;      ///< of that choice; 1 where weights do not travel, or token-major
 };
 
-/// The same as tensors, i32, on the device of the exchange; what is absent is not written.
+/// Origins as i32 tensors on the device of the exchange; absent ones are not written.
 struct RowSources {
   TensorView rank{};           ///< [N] source rank of each row; -1 without a token
   TensorView token{};          ///< [N] token on that rank; -1 without one
@@ -135,8 +133,8 @@ struct RowSources {
   TensorView k{};              ///< [N] as RowOrigin::k; -1 without a token
 };
 
-/// What the host knows of received rows. Valid as long as the rows. On GPUs expert_load and wait_ns
-/// are empty: they stay with the senders and in the kernels.
+/// Counts on the host; valid as long as the rows. On GPUs expert_load and wait_ns are empty: the
+/// host does not learn them.
 struct HostCounts {
   std::int64_t num_rows = 0;                    ///< valid rows
   std::int64_t num_dropped = 0;                 ///< this rank's choices that capacity dropped
@@ -148,9 +146,9 @@ struct HostCounts {
 };
 
 /// Received rows: memory of the exchange, on its device. Everything in here is valid until the
-/// handle's combine has been received or the handle is released. On GPUs it is filled when the
-/// stream gets there; without host counts, tensors have the largest shape that they can have, and
-/// the tensors of counts say how much of them is in use.
+/// handle's combine has been received or the handle is released. On GPUs it is filled in stream
+/// order; without host counts, tensors have their largest possible shape, and the count tensors say
+/// how much of them is in use.
 struct Dispatched {
   DispatchHandle handle;  ///< for combine
   /// Rows, scales and counts. kBatched: rows [L, C, H]; other layouts: [N, H]. kBatched, kExpanded:
@@ -178,8 +176,8 @@ enum class RowsAre : std::uint8_t { kUnweighted, kWeighted };
 /// What combine takes besides rows and output. combine_send reads the first three members,
 /// combine_receive the others.
 struct CombineOptions {
-  /// kWeighted: per_rank sums the rows as they are. (The sums of per_expert happen at the owner,
-  /// with topk_weights below.)
+  /// kWeighted: per_rank sums the rows as they are. (per_expert sums at the owner, with
+  /// topk_weights below.)
   RowsAre rows_are = RowsAre::kUnweighted;
   /// [N] f32, or [N, K] in token-major layouts: returned to the source ranks, not applied.
   TensorView row_weights{};
@@ -195,9 +193,8 @@ struct CombineOptions {
   /// [T, H] bf16, on CPUs also f32, rows contiguous: added to the rounded sum, which is rounded
   /// again: the output of a shared expert, as ModularKernel adds it.
   TensorView shared{};
-  /// [T, K] f32, written: what each choice's rank passed as row_weights; 0 where there is none. A
-  /// rank that passed none and returned rows: kInvalidArgument, found after the sums; on GPUs it
-  /// ends the group.
+  /// [T, K] f32, written: what each choice's rank passed as row_weights; 0 where there is none. If
+  /// a rank returned rows without them: kInvalidArgument after the sums; on GPUs it ends the group.
   TensorView returned_weights{};
 };
 

@@ -19,7 +19,7 @@ namespace switchyard {
 ///   [B, R, S]                                 any strides: blocks laid out one by one
 ///   [cdiv(N, 128), cdiv(S, 4), 32, 4, 4]      kSwizzled, contiguous
 ///   [B, cdiv(R, 128), cdiv(S, 4), 32, 4, 4]   kSwizzled, contiguous
-///   [1] or [L]                                one scale a tensor, or an expert's rows
+///   [1] or [L]                                one scale per tensor, or per expert
 struct ExpertRows {
   TensorView rows;            ///< [N, H] or [B, R, H]; bf16, or as stored_dtype() says
   TensorView scales;          ///< see above; absent without scales

@@ -35,7 +35,7 @@ struct WeightBlock {
 namespace weight_blocks {
 inline constexpr WeightBlock k128x128{};       ///< DeepSeek's fp8 checkpoints
 inline constexpr WeightBlock kTensor{-1, -1};  ///< one scale for each expert's matrix
-inline constexpr WeightBlock kChannel{1, -1};  ///< one scale an output
+inline constexpr WeightBlock kChannel{1, -1};  ///< one scale per output channel
 inline constexpr WeightBlock kNvfp4{1, 16};    ///< nvfp4 weights
 inline constexpr WeightBlock kMxfp4{1, 32};    ///< mxfp4 weights
 }  // namespace weight_blocks
@@ -91,7 +91,7 @@ class SWITCHYARD_API Experts {
   /// then sends them so (vLLM's supports_packed_ue8m0_act_scales).
   virtual bool supports_packed_ue8m0_act_scales() const { return false; }
 
-  /// True when the experts want rows as the model has them, and quantize by themselves.
+  /// True when the experts expect unquantized rows and quantize them themselves.
   virtual bool expects_unquantized_inputs() const { return false; }
 
   /// Whether apply may be captured in a CUDA graph, for [L, C, H] rows or for others: false on
@@ -101,7 +101,7 @@ class SWITCHYARD_API Experts {
     return false;
   }
 
-  /// Bytes of scratch that `apply` wants for rows of this shape and dtype, [N, H] or [L, C, H].
+  /// Bytes of scratch that `apply` needs for rows of this shape and dtype, [N, H] or [L, C, H].
   virtual std::size_t workspace_bytes(const TensorView& rows) const = 0;
 
   /// Writes output, of output_dtype() and the shape of the rows, at the places of the valid rows.
@@ -117,12 +117,12 @@ class SWITCHYARD_API Experts {
 /// What make_experts takes besides weights.
 struct ExpertOptions {
   /// Requantizes the activation between the two GEMMs, as fp8 pipelines do; kNone: stays f32 in
-  /// registers, rounded once to bf16. {DType::kF32}, on CPUs: not rounded, and results are f32. For
-  /// one scale per tensor: one scale for each expert's rows.
+  /// registers, rounded once to bf16. {DType::kF32}, on CPUs: not rounded, and results are f32.
+  /// Per-tensor schemes use one scale per expert.
   QuantScheme intermediate = schemes::kNone;
   Activation activation{};  ///< between the two GEMMs
-  /// [1] or [L] f32, read once. One scale a tensor: used instead of a dynamic one; nvfp4: its
-  /// global scale, which must be there; other schemes: absent.
+  /// [1] or [L] f32, read once. One scale per tensor: replaces the dynamic one; nvfp4: the
+  /// global scale, required; other schemes: absent.
   TensorView intermediate_scale{};
 };
 
@@ -143,16 +143,15 @@ SWITCHYARD_API std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights&
 
 /// "cublas": bf16 tensor-core GEMMs on a GPU, f32 sums: strided-batched over [L, C, H], all C rows
 /// of it, and grouped over contiguous rows, whose counts it reads. Weights, and rows that are not
-/// bf16, are rounded to bf16 first. Row results may depend on the batch. Call it once before it is
-/// captured: cuBLAS loads what it needs when it is needed. The setting SWITCHYARD_CUBLAS says where
-/// it is.
+/// bf16, are rounded to bf16 first. Row results may depend on the batch. Call it once before
+/// capturing it: cuBLAS loads its kernels lazily. The setting SWITCHYARD_CUBLAS is its path.
 ///
 /// Errors: kNotAvailable (no GPU; no cuBLAS: what was looked for), kInvalidArgument, kOutOfMemory.
 SWITCHYARD_API std::unique_ptr<Experts> make_cublas_experts(const ExpertWeights& weights,
                                                             const ExpertOptions& options,
                                                             Device device);
 
-/// "cutlass": the same by CUTLASS's grouped GEMM for Hopper. Counts stay on the GPU, so rows that
+/// "cutlass": CUTLASS's grouped GEMM for Hopper, likewise. Counts stay on the GPU, so rows that
 /// no token fills cost nothing and every call may be captured in a CUDA graph. Hidden and
 /// intermediate must be multiples of 8; rows and output, and the bytes from one row to the next,
 /// multiples of 16 bytes. Row results may depend on the batch. Source: CUTLASS 4, example 57.

@@ -18,7 +18,7 @@ namespace switchyard {
 class Control;
 class Engine;
 
-/// What a rank may say when it joins.
+/// How a rank joins a group.
 struct GroupOptions {
   /// "auto", "local" (threads of this process), "shm" (processes of one host) or "mpi" (processes
   /// of any hosts). "auto" takes local for one rank, shm for ranks of one host, else mpi. Empty:
@@ -26,21 +26,21 @@ struct GroupOptions {
   std::string engine{};
   /// Longest wait for a peer. 0: the setting SWITCHYARD_TIMEOUT_MS (30000).
   std::int64_t timeout_ms = 0;
-  /// What a store over TCP asks of whoever connects; the same text on every rank. Empty: the
-  /// setting SWITCHYARD_SECRET.
+  /// Shared secret of a store over TCP; the same text on every rank. Empty: the setting
+  /// SWITCHYARD_SECRET.
   std::string secret{};
 };
 
-/// The caller's own key-value store (torch's c10d Store, etcd, Redis): where the ranks of one group
-/// meet. Only Group::from calls these functions, from the calling thread; they may throw.
+/// The caller's own key-value store (torch's c10d Store, etcd, Redis), through which the ranks of
+/// one group meet. Only Group::from calls these functions, on the calling thread; they may throw.
 ///
 /// Keys and values are short texts. Each group needs a store of its own, for example by a prefix
 /// that the functions put before each key.
 struct StoreFunctions {
   /// Stores `value` for all ranks, in place of an older value.
   std::function<void(const std::string& key, const std::string& value)> set;
-  /// The value of `key`, once some rank has set it; nothing when `timeout_ms` (from 0 to 50) passed
-  /// before that. It may return nothing earlier, and is called again then.
+  /// The value of `key` once a rank has set it; nothing after `timeout_ms` (from 0 to 50), or
+  /// earlier, and is then called again.
   std::function<std::optional<std::string>(const std::string& key, std::int64_t timeout_ms)> get;
 };
 
@@ -70,24 +70,23 @@ class SWITCHYARD_API Group {
   ///   "/path/file"  any path with a slash, on a file system that all ranks share; created when
   ///                 there is none. The caller deletes it, once all ranks have returned
   ///
-  /// The same address or path may serve one group after another, as long as every process makes all
-  /// of them. A file that an earlier job left must be deleted first.
+  /// The same address or path may serve one group after another if every process makes all of them.
+  /// Delete a file that an earlier job left.
   ///
   /// Collective. Returns when every rank has arrived. Errors: kInvalidArgument (rank outside of
   /// size; sizes that differ or two processes with one number, which it names; no secret; an
   /// unknown engine), kTimeout (names the ranks that did not arrive), kPeerLost, kNotSupported
   /// (engine "shm" for ranks on several hosts), kSystem.
   static Group from(int rank, int size, const std::string& store, const GroupOptions& options = {});
-  /// The same over a store of the caller's. Errors: also kSystem with what the functions throw.
+  /// The same over the caller's own store. Errors: also kSystem with what the functions throw.
   static Group from(int rank, int size, const StoreFunctions& store,
                     const GroupOptions& options = {});
 
-  /// Parts the ranks: those that pass the same `color` get a group of their own, in which they are
-  /// ordered by (`key`, rank here). A negative color gets an empty Group.
+  /// Splits the group: ranks that pass the same `color` get a group of their own, ordered by
+  /// (`key`, rank here). A negative color gets an empty Group.
   ///
-  /// Windows, handles and aborts of a subgroup are its own. What ends this group, the parent, ends
-  /// its subgroups too, within about 50 ms: a rank that is lost, a timeout, an abort. Not the other
-  /// way round.
+  /// Windows, handles and aborts of a subgroup are its own. What ends this group (a lost rank, a
+  /// timeout, an abort) ends its subgroups within about 50 ms, but not the other way round.
   ///
   /// Collective: every rank of this group calls. Returns when all subgroups are complete.
   /// Errors: kTimeout, kPeerLost, kAborted; kSystem or kOutOfMemory, on every rank, when a subgroup
@@ -123,9 +122,8 @@ class SWITCHYARD_API Group {
   std::shared_ptr<Engine> engine_;
 };
 
-/// The GPU that a rank uses unless it chooses another: of those that its process can use the one
-/// with number host_rank(), starting over where ranks outnumber them. Pass the group of all ranks:
-/// host_rank() of a part counts from 0 again. Not collective.
+/// The default GPU of a rank: host_rank() modulo the number of GPUs that its process can use. Pass
+/// the group of all ranks, because host_rank() of a subgroup counts from 0 again. Not collective.
 /// Errors: kNotAvailable (no GPU, no CUDA module).
 SWITCHYARD_API Device default_gpu(const Group& group);
 

@@ -18,11 +18,11 @@ namespace switchyard {
 ///
 /// MPI must be initialized, with MPI_THREAD_SERIALIZED or more unless only the main thread uses the
 /// group; with less than MPI_THREAD_MULTIPLE nobody else may call MPI while a call of the group or
-/// of an object made from it runs. The program and the library's MPI module must use one MPI.
+/// of an object made from it runs. The program and the library's MPI module must use the same MPI.
 ///
-/// Collective over the communicator. Returns when every rank has arrived. A rank that cannot go on
-/// tells the others why, and their errors have its code and words. Errors: kInvalidArgument (the
-/// handle is of no communicator, of a freed one, or of one that joins two groups), kNotAvailable
+/// Collective over the communicator. Returns when every rank has arrived. If a rank cannot join,
+/// every rank gets an error with its code and text. Errors: kInvalidArgument (a
+/// null or freed communicator, or an intercommunicator), kNotAvailable
 /// (no MPI module, MPI is not initialized in this process), kTimeout (MPI does not say which rank
 /// did not come), kPeerLost, kNotSupported (engine "shm" for ranks on several hosts), kSystem.
 SWITCHYARD_API Group group_from_mpi_handle(std::int32_t communicator,

@@ -38,7 +38,7 @@ struct SharedExpert {
 
 /// Nanoseconds of the last call of a micro-batch, by stage. Waiting for peers is part of the stage
 /// that waits; waiting for other micro-batches is part of none. A receive part counts for the
-/// micro-batch whose rows it receives, whoever runs it. On GPUs: of the host, to order the work.
+/// micro-batch whose rows it receives, whoever runs it. On GPUs: host time spent launching.
 struct StageTimes {
   std::int64_t dispatch_ns =
       0;                        ///< quantize and send; both phases outside of micro-batches on GPUs
@@ -48,7 +48,7 @@ struct StageTimes {
   std::int64_t shared_ns = 0;   ///< shared expert
 };
 
-/// What apply orders in the stream one after the other.
+/// The stages of apply, in stream order.
 enum class LayerStage : std::uint8_t {
   kPrepare,  ///< quantize, send, receive and lay out
   kExperts,
@@ -56,14 +56,14 @@ enum class LayerStage : std::uint8_t {
   kShared,
 };
 
-/// prepare -> experts -> finalize. Token-major rows are permuted for the experts, and weighed and
-/// summed after them in the order in which combine sums. The same bits on both devices where the
-/// experts give them. Memory is taken by the constructor, for the largest call; on GPUs that of a
-/// further micro-batch by its first call. Model: vLLM's FusedMoEKernelModularImpl.apply.
+/// prepare -> experts -> finalize. Token-major rows are permuted for the experts, then weighted and
+/// summed in the order of combine. If the experts give the same bits on both devices, so does the
+/// layer. The constructor allocates for the largest call; on GPUs the first call of a further
+/// micro-batch allocates its memory. Model: vLLM's FusedMoEKernelModularImpl.apply.
 class SWITCHYARD_API ModularKernel {
  public:
-  /// Collective, because it introduces the experts to prepare_finalize. All parts are of one
-  /// device. Whoever keeps a share of a part, for the memory that it shows, calls it no more.
+  /// Collective, because it calls post_init_setup. All parts are on one device. Do not call a part
+  /// directly once a kernel owns it, even if you hold a shared_ptr.
   /// Errors: kInvalidArgument (also experts for another number of local experts), kOutOfMemory; on
   /// GPUs kNotSupported: swizzled scales in a token-major class.
   ModularKernel(std::shared_ptr<PrepareFinalize> prepare_finalize, std::shared_ptr<Experts> experts,
@@ -71,8 +71,8 @@ class SWITCHYARD_API ModularKernel {
   ~ModularKernel();
 
   /// Collective. `arguments` as for prepare. When the experts throw, the group is aborted, because
-  /// the peers wait for their rows; argument errors before that leave everything as it was. On GPUs
-  /// nothing waits, and calls may be captured in a CUDA graph, when is_capturable().
+  /// the peers wait for their rows; argument errors change nothing. On GPUs the host does not wait,
+  /// and calls may be captured in a CUDA graph if is_capturable().
   ///
   /// Inside run_micro_batches (micro_batches.h) it first receives for the micro-batch before it,
   /// then sends, leaves its own receive part to the next one and yields: once for prepare, once for
@@ -93,10 +93,10 @@ class SWITCHYARD_API ModularKernel {
   bool is_capturable() const;
   /// Rows, expert output and the experts' scratch, of the micro-batches that have theirs.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
-  /// Where apply_overlapped, called with `stream`, runs a micro-batch: the first one there, each
-  /// further one on a GPU in a stream of this object; where ranks share the GPU, all there. Instead
-  /// of a thread's default stream it takes one of this object. Errors: kInvalidArgument (no such
-  /// micro-batch).
+  /// The stream in which apply_overlapped(..., stream) runs a micro-batch: the first one in
+  /// `stream` (or in one of this object if that is a default stream), each further one on a GPU in
+  /// a stream of this object. Where ranks share the GPU, all run in `stream`. Errors:
+  /// kInvalidArgument (no such micro-batch).
   Stream stream_of(int micro_batch, Stream stream) const;
   /// Errors: kInvalidArgument (no such micro-batch).
   const StageTimes& times(int micro_batch = 0) const;
@@ -115,8 +115,8 @@ class SWITCHYARD_API ModularKernel {
   void set_inspector(Inspector inspector) { inspector_ = std::move(inspector); }
   /// @}
 
-  /// @{ Called when the work of a stage is done, or is in the stream: who records an event or waits
-  /// there can time stages.
+  /// @{ Called when the work of a stage is done, or is in the stream: record an event or wait there
+  /// to time stages.
   using StageObserver = std::function<void(LayerStage stage)>;
   void set_stage_observer(StageObserver observer) { observer_ = std::move(observer); }
   /// @}

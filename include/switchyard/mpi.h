@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mpi.h: groups of MPI's ranks. The only header that includes mpi.h, and so not a part of
-// switchyard.h; programs that use it compile and link with their MPI, the library does not.
+// mpi.h: groups of MPI's ranks. The only header that includes mpi.h, and therefore not part of
+// switchyard.h; programs that use it compile and link with their MPI.
 #pragma once
 
 #include <cstdint>

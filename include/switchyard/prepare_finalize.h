@@ -29,7 +29,7 @@ namespace switchyard {
 
 /// Which experts fit.
 enum class ActivationFormat : std::uint8_t {
-  kStandard,  ///< [M, H]: experts contiguous, or a row a token with its ids
+  kStandard,  ///< [M, H]: grouped by expert, or one row per token with its ids
   kBatched,   ///< [L, capacity, H]
 };
 
@@ -66,11 +66,11 @@ struct ExpertTokensMetadata {
 };
 
 /// What prepare hands to the experts: memory of the class, on its device, valid until finalize of
-/// the same micro-batch has returned. On GPUs it is filled when the stream gets there, and tensors
-/// have the largest shape of the call.
+/// the same micro-batch has returned. On GPUs it is filled in stream order, and tensors have the
+/// largest shape of the call.
 struct Prepared {
-  /// Activations and scales. kLowLatency and kElasticPrefill: where each expert's rows lie. The
-  /// token-major classes: first_row is absent, num_rows counts the tokens that want each local
+  /// Activations and scales. kLowLatency and kElasticPrefill: also where each expert's rows are.
+  /// Token-major classes: first_row is absent, num_rows counts the tokens routed to each local
   /// expert. kLocal: row t is token t.
   ExpertRows experts;
   TensorView total_rows;  ///< [1] i32: valid rows
@@ -89,12 +89,12 @@ struct PrepareArguments {
   TensorView hidden;        ///< [T, H] bf16, f16 or f32
   TensorView topk_ids;      ///< [T, K] i32 or i64; -1: none
   TensorView topk_weights;  ///< [T, K] f32
-  /// Multiplies each row by its weight, rounded to the row's dtype first as in vLLM, before
-  /// dispatch and uses 1 afterwards; K must be 1.
+  /// Multiplies each row by its weight (rounded to the row's dtype first, as in vLLM) before
+  /// dispatch, and uses weight 1 afterwards; K must be 1.
   bool apply_router_weight_on_input = false;
   int micro_batch = 0;  ///< from 0 to num_micro_batches - 1: each has a handle of its own
-  /// The experts quantize by themselves: rows arrive unquantized. The same on every rank. Where
-  /// rows travel quantized otherwise, it needs PrepareFinalizeConfig::defers_input_quant.
+  /// Rows arrive unquantized, for experts that quantize them. The same on every rank. If rows
+  /// otherwise travel quantized, PrepareFinalizeConfig::defers_input_quant is required.
   bool defer_input_quant = false;
   /// apply_router_weight_on_input writes into `hidden` instead of a copy.
   bool weighs_in_place = false;
@@ -102,8 +102,8 @@ struct PrepareArguments {
   /// max_tokens_per_rank. Sizes of the classes with fixed shapes follow it, on GPUs those of all
   /// but kLowLatency; kElasticDecode rounds it up to a power of two.
   std::int64_t max_tokens = 0;
-  /// On GPUs: waits on the host for counts, which Prepared::host and expert_num_tokens_cpu have
-  /// then. See DispatchOptions::host_counts.
+  /// On GPUs: the host waits for counts, which sets Prepared::host and expert_num_tokens_cpu. See
+  /// DispatchOptions::host_counts.
   bool host_counts = false;
   /// CPUs, prepare_async: `hidden` may be overwritten before the receive part. See
   /// DispatchOptions::copies_inputs.
@@ -117,24 +117,24 @@ struct FinalizeArguments {
   /// until received, unless copies_inputs is set. Token-major: [M, H], weighted and summed
   /// over this rank's experts (no_op), or [M, K, H] (delegate, contiguous).
   TensorView expert_output;
-  /// delegate: the class weighs rows and sums them. Grouped by expert no_op says that rows are
-  /// weighted already, contiguous (kElasticPrefill) weighs them first, rounded to their dtype; the
-  /// other policies are refused there.
+  /// delegate: the class weights and sums the rows. For rows grouped by expert, no_op means that
+  /// they are weighted already; contiguous (kElasticPrefill) weights them first and rounds to their
+  /// dtype; other policies are refused.
   WeightAndReduce weight_and_reduce{};
   int micro_batch = 0;  ///< as in prepare
   /// [T, H] bf16, on CPUs also f32: added to the rounded output, which is rounded again; read by
   /// the receive part.
   TensorView shared{};
-  /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows, and of what contiguous
-  /// weighs, which it also does in expert_output. Required on GPUs; absent on CPUs: allocated.
+  /// [M, H] dtype of expert_output: memory for the sums of [M, K, H] rows and of contiguous, which
+  /// weights in place, in expert_output. Required on GPUs; absent on CPUs: allocated.
   TensorView reduced{};
-  /// What the originals' finalize takes; absent: as in prepare. f32 of the shape of
-  /// Prepared::topk_weights, or where these are absent [T, K]; unchanged until received. They count
-  /// instead of the weights of prepare; not after apply_router_weight_on_input, which makes all 1.
-  /// Where combine applies those that came with the rows (delegate in kElasticPrefill and with
-  /// kPerRank in kLowLatency), others are kNotSupported.
+  /// As in the originals' finalize; absent: those of prepare. f32 of the shape of
+  /// Prepared::topk_weights, or [T, K] where these are absent; unchanged until received. They
+  /// replace the weights of prepare, except after apply_router_weight_on_input, which uses 1. Where
+  /// combine applies the weights that travelled with the rows (delegate in kElasticPrefill, and
+  /// with kPerRank in kLowLatency), others are kNotSupported.
   TensorView topk_weights{};
-  TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare, which CPUs check
+  TensorView topk_ids{};  ///< i32 or i64, likewise; must be those of prepare; CPUs check that
   /// CPUs, finalize_async: expert_output may be overwritten before the receive part.
   bool copies_inputs = false;
 };
@@ -144,9 +144,9 @@ struct FinalizeArguments {
 ///
 /// - All calls are collective over the group; one thread of a rank at a time makes them, in the
 ///   same order on every rank. Streams and tensors are of device().
-/// - Memory is taken by the constructor, for the largest call.
-/// - On GPUs nothing waits on the host and calls may be captured in a CUDA graph; errors that only
-///   data or peers show appear through check() and the next call. See Exchange.
+/// - The constructor allocates for the largest call.
+/// - On GPUs the host does not wait and calls may be captured in a CUDA graph; errors in data or of
+///   peers appear through check() and the next call. See Exchange.
 ///
 /// A first launch of a kernel may wait for the GPU: ranks that are threads and share a GPU need
 /// CUDA_MODULE_LOADING=EAGER in the environment.
@@ -203,10 +203,9 @@ class SWITCHYARD_API PrepareFinalize {
   /// What this rank takes of its device; receive_bytes includes the scratch of the class.
   virtual ExchangeMemory memory() const = 0;
 
-  /// Called once by the kernel before the first prepare, with the experts that will serve: with
-  /// packed UE8M0 scales LowLatency then sends them, and kColumnMajor scales become
-  /// kColumnMajorAligned; for experts that expect unquantized input it
-  /// sets defers_input_quant. Collective; may take memory.
+  /// Called once by the kernel, before the first prepare, with its experts. If they support packed
+  /// UE8M0 scales, LowLatency sends those, and kColumnMajor scales become kColumnMajorAligned; if
+  /// they expect unquantized rows, defers_input_quant is set. Collective; may allocate.
   virtual void post_init_setup(const Experts& experts) = 0;
 
   /// Sends in `stream`; the hook receives in `receive_stream`. The caller orders the two when they
@@ -221,8 +220,8 @@ class SWITCHYARD_API PrepareFinalize {
   /// Both parts, by one dispatch of Exchange.
   virtual Prepared prepare(const PrepareArguments& arguments, Stream stream = Stream::host()) = 0;
 
-  /// Returns expert results to the ranks whose tokens they are; the receive part writes the output.
-  /// First runs what dbo_register_recv_hook left to this micro-batch, as vLLM's class does.
+  /// Returns expert results to the owners of their tokens; the receive part writes the output.
+  /// First runs the hooks that dbo_register_recv_hook left to this micro-batch, as in vLLM.
   virtual Pending<void> finalize_async(const FinalizeArguments& arguments, Stream stream,
                                        Stream receive_stream) = 0;
   /// Both parts in one stream.
@@ -232,9 +231,8 @@ class SWITCHYARD_API PrepareFinalize {
   /// Both parts.
   virtual void finalize(const FinalizeArguments& arguments, Stream stream = Stream::host()) = 0;
 
-  /// Gives a prepared micro-batch up whose results will never come, because the experts failed.
-  /// Alone, the micro-batch is free again; with peers, who wait for the results, the group is
-  /// aborted.
+  /// Gives up a prepared micro-batch because its experts failed. A group of one rank goes on; with
+  /// peers, which wait for the results, the group is aborted.
   virtual void abandon(int micro_batch, const std::string& reason) = 0;
 
   /// @{ For reports: where each row came from, and bytes that left this rank. After prepare. On
@@ -256,21 +254,21 @@ struct PrepareFinalizeConfig {
   std::int32_t num_topk = 0;             ///< K
   std::int64_t hidden = 0;               ///< H
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, over all ranks
-  /// How the experts get their rows. Unquantized ones keep the dtype of `hidden` where it is that
-  /// of the scheme; to bf16, as with kNone, nothing is rounded.
+  /// How the experts get their rows. Unquantized rows travel in the scheme's dtype; with
+  /// bf16 (kNone), f16 and f32 rows are refused rather than rounded.
   QuantScheme scheme = schemes::kNone;
-  /// How rows travel. Absent: as `scheme` where a sender can apply it, else unquantized; a dynamic
-  /// scale of a whole tensor is taken over the rows that arrived, valid rows only. A wire scheme
-  /// other than `scheme` is dequantized on arrival, rounded to bf16 and quantized again.
+  /// How rows travel. Absent: as `scheme` if a sender can apply it, else unquantized; a dynamic
+  /// per-tensor scale is computed over the valid rows that arrived. With another wire scheme, rows
+  /// are dequantized on arrival, rounded to bf16 and quantized again.
   std::optional<QuantScheme> wire_scheme{};
-  /// The static scale of schemes with one scale a tensor (vLLM's a1_scale), the global scale of
-  /// nvfp4 (a1_gscale). The same on every rank.
+  /// The static scale of per-tensor schemes (vLLM's a1_scale), the global scale of nvfp4
+  /// (a1_gscale). The same on every rank.
   std::optional<float> static_scale{};
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of what experts get
   /// Absent: per_expert for kLowLatency and kLocal, else per_rank. With kLocal both are one.
   std::optional<Reduce> reduce{};
-  /// Of rows on the way back. Unquantized, its dtype is also that of rows that arrive unquantized
-  /// to be quantized there.
+  /// Format of returned rows. If unquantized, its dtype is also that of rows that are quantized on
+  /// arrival.
   QuantScheme combine_scheme = schemes::kNone;
   std::int64_t expert_alignment = 1;  ///< kElasticPrefill
   /// Handles that may be open at once; 0: as many as the mirrored class has, two in kLowLatency and
@@ -287,8 +285,8 @@ struct PrepareFinalizeConfig {
   /// holds those of ep_rank; expert_map has -1 for the others, and finalize sums none of theirs.
   std::int32_t ep_size = 1;
   std::int32_t ep_rank = 0;  ///< below ep_size
-  /// Takes the second exchange, for unquantized rows, that PrepareArguments::defer_input_quant
-  /// needs where rows travel quantized. The same on every rank.
+  /// Allocates a second exchange, for unquantized rows, which PrepareArguments::defer_input_quant
+  /// requires where rows travel quantized. The same on every rank.
   bool defers_input_quant = false;
   /// [P] How many experts each rank holds, as ExchangeConfig::experts_per_rank; empty: equal
   /// numbers. Not for kLocal and slices_experts.

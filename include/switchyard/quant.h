@@ -153,10 +153,9 @@ SWITCHYARD_API void quantize(const TensorView& x, const QuantScheme& scheme, con
 /// whose rows are taken, valid or not.
 ///
 ///   scales        of a batch: [L, C, S] in any layout of scale_layout.h, tiles included; one scale
-///                 a tensor: [L, 1, 1], or [1] for all
+///                 per tensor: [L, 1, 1], or [1] for all
 ///   tensor_scale  f32 [1], of a batch also [L]: the scale that nvfp4 was quantized with; ignored
-///   by
-///                 other schemes
+///                 by other schemes
 ///
 /// Errors: those of quantize.
 SWITCHYARD_API void dequantize(const TensorView& q, const TensorView& scales,

@@ -17,8 +17,8 @@
 
 namespace switchyard {
 
-/// Quantizes the first counts[e] rows of each expert. Rows beyond them are not read, and `q` is not
-/// written there; their scales become 0.
+/// Quantizes the first counts[e] rows of each expert. Rows beyond are not read and not written in
+/// `q`; their scales become 0.
 ///
 ///   x             [L, C, H]  bf16, f16 or f32; rows contiguous
 ///   counts        [L] i32, from 0 to C
@@ -54,8 +54,8 @@ enum class ActivationScale : std::uint8_t {
 ///                 absent for kTensor and for schemes without scales
 ///   tensor_scale  [1] f32: the static scale of kTensor, the global scale of nvfp4; else absent
 ///
-/// Refuses dynamic per-tensor scales, because the largest magnitude is known only after the last
-/// row, and mxfp6, which is only simulated.
+/// Refuses dynamic per-tensor scales, whose amax is known only after the last row, and mxfp6, which
+/// is only simulated.
 /// Errors: kInvalidArgument; nothing is written then.
 SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& scheme,
                                       const TensorView& q, const TensorView& scales,
@@ -64,8 +64,7 @@ SWITCHYARD_API void silu_mul_quantize(const TensorView& x, const QuantScheme& sc
                                       const TensorView& tensor_scale = {});
 
 /// The same for the first counts[e] rows of each expert: x [L, T, 2I], q [L, T, I], scales
-/// [L, T, S]. Rows beyond the count are not read, and `q` is not written there; their scales become
-/// 0.
+/// [L, T, S]. Rows beyond are not read and not written in `q`; their scales become 0.
 /// Mirrors vLLM's persistent_masked_m_silu_mul_quant (with kFused), which computes y, scales and
 /// quotients in bf16 where this computes in f32.
 SWITCHYARD_API void silu_mul_quantize_batched(

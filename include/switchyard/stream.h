@@ -31,8 +31,8 @@ class Stream {
   static Stream cuda(std::nullptr_t, int) = delete;  // say default_of(Device::cuda(index))
   static Stream cuda(int, int) = delete;
 
-  /// The host, or the calling thread's default stream of a GPU (cudaStreamPerThread). It does not
-  /// wait for other threads, as the legacy default stream does: ranks may be threads.
+  /// The host, or the calling thread's default stream of a GPU (cudaStreamPerThread). Unlike the
+  /// legacy default stream it does not wait for other threads, because ranks may be threads.
   SWITCHYARD_API static Stream default_of(Device device) noexcept;
 
   constexpr Device device() const noexcept { return device_; }  ///< the CPUs, or the stream's GPU

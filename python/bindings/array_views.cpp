@@ -29,7 +29,7 @@ struct Sizes {
 Sizes sizes_from(nb::handle sequence) {
   Sizes sizes;
   const std::size_t count = nb::len(sequence);
-  require(count <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, want at most {}",
+  require(count <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, must be at most {}",
           count, kMaxDims);
   for (const nb::handle size : nb::borrow<nb::sequence>(sequence)) {
     sizes.values[sizes.count++] = nb::cast<std::int64_t>(size);
@@ -176,7 +176,7 @@ Arrays::Found Arrays::from_dlpack(nb::handle array) {
         &static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kName))->tensor;
   }
   require(tensor->num_dims >= 0 && tensor->num_dims <= kMaxDims, Errc::kInvalidArgument,
-          "tensor: {} dimensions, want at most {}", tensor->num_dims, kMaxDims);
+          "tensor: {} dimensions, must be at most {}", tensor->num_dims, kMaxDims);
   const auto num_dims = static_cast<std::size_t>(tensor->num_dims);
   require(tensor->shape != nullptr || num_dims == 0, Errc::kInvalidArgument,
           "tensor: DLPack's shape is NULL, must have {} sizes", num_dims);

@@ -49,7 +49,7 @@ PyGroup from_environment(const std::string& engine, std::int64_t timeout_ms,
 StoreFunctions store_functions(nb::handle store) {
   nb::object set, get;
   if (nb::isinstance<nb::tuple>(store)) {
-    require(nb::len(store) == 2, Errc::kInvalidArgument, "store: {} functions, want set and get",
+    require(nb::len(store) == 2, Errc::kInvalidArgument, "store: {} functions, must be set and get",
             nb::len(store));
     set = store[0];
     get = store[1];

@@ -178,8 +178,8 @@ PyTensor from_pointer(std::uintptr_t pointer, nb::handle dtype,
                                        : nb::cast<std::vector<std::int64_t>>(strides);
   require(shape.size() <= kMaxDims && (steps.empty() || steps.size() == shape.size()),
           Errc::kInvalidArgument,
-          "from_pointer: {} sizes and {} strides, want as many of both, at most {}", shape.size(),
-          steps.size(), kMaxDims);
+          "from_pointer: {} sizes and {} strides, must be as many of both, at most {}",
+          shape.size(), steps.size(), kMaxDims);
   const Device place = device_from(device);
   return {make_view(reinterpret_cast<void*>(pointer), dtype_from(dtype), shape, steps, place),
           keep(std::move(owner)), Stream::default_of(place)};

@@ -61,7 +61,7 @@ Error error_of(const char* callback, sy_status status) {
   if (status < SY_INVALID_ARGUMENT || status > SY_INTERNAL) {
     return Error(
         Errc::kInvalidArgument,
-        fmt::format("{}: {} returned {}, which is no status; return SY_OK or one of c/base.h",
+        fmt::format("{}: {} returned {}, which is not a status; return SY_OK or one of c/base.h",
                     current_function(), callback, status));
   }
   const auto code = static_cast<Errc>(status - 1);

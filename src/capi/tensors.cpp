@@ -101,8 +101,8 @@ DType dtype_from_dlpack(sy_dtype dtype, const char* name) {
     }
   }
   check(false,
-        "{}: DLPack type code {}, {} bits, {} lanes is none that the library has; c/base.h lists "
-        "them",
+        "{}: DLPack type code {}, {} bits, {} lanes is not supported; c/base.h lists "
+        "the types",
         name, int{dtype.code}, int{dtype.bits}, int{dtype.lanes});
   return {};
 }

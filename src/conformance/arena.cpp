@@ -106,7 +106,7 @@ void Arena::finish() {
   if (device().is_cpu()) return;
   cuda_module().synchronize(stream_);
   for (const auto& [there, host] : std::exchange(written_, {})) copy_out(there, host.data());
-  expect(num_errors_ == 0, "{} errors are counted, want none", num_errors_);
+  expect(num_errors_ == 0, "{} errors are counted, expected none", num_errors_);
 }
 
 }  // namespace switchyard::conformance

@@ -112,7 +112,7 @@ LayerCase make_case(const std::vector<QuantScheme>& schemes, const Levels& l) {
   return test;
 }
 
-// ---- what a class can be told besides, each with every class -----------------------------------
+// ---- further options, each with every class ----------------------------------------------------
 
 struct WireCase {
   QuantScheme wire;

@@ -22,19 +22,19 @@ std::string hex(std::span<const std::byte> bytes) {
 void expect_same_shape(std::string_view what, const TensorView& got,
                        const reference::Table<float>& want) {
   expect(got.num_elements() == want.rows * want.cols && got.is_contiguous(),
-         "{} is {}, want [{}, {}]", what, got.describe(), want.rows, want.cols);
+         "{} is {}, expected [{}, {}]", what, got.describe(), want.rows, want.cols);
 }
 
 }  // namespace
 
 void expect_same_bytes(std::string_view what, std::span<const std::byte> got,
                        std::span<const std::byte> want, std::size_t unit, std::size_t columns) {
-  expect(got.size() == want.size(), "{} has {} bytes, want {}", what, got.size(), want.size());
+  expect(got.size() == want.size(), "{} has {} bytes, expected {}", what, got.size(), want.size());
   const auto at = std::mismatch(got.begin(), got.end(), want.begin()).first;
   if (at == got.end()) return;
   const std::size_t i = static_cast<std::size_t>(at - got.begin()) / unit;
   const std::size_t num = std::max<std::size_t>(1, columns);
-  throw Difference(fmt::format("{}[{}, {}] has the bits {}, want {}", what, i / num, i % num,
+  throw Difference(fmt::format("{}[{}, {}] has the bits {}, expected {}", what, i / num, i % num,
                                hex(got.subspan(i * unit, unit)),
                                hex(want.subspan(i * unit, unit))));
 }
@@ -61,7 +61,7 @@ Agreement expect_close(std::string_view what, const TensorView& got,
     const bool both_nan = std::isnan(x) && std::isnan(y);
     const double error = both_nan || x == y ? 0 : std::abs(x - y) / (1 + std::abs(y));
     // Written so that NaN fails.
-    expect(error <= bound, "{}[{}, {}] is {}, want {} within {} * (1 + |want|)", what,
+    expect(error <= bound, "{}[{}, {}] is {}, expected {} within {} * (1 + |want|)", what,
            static_cast<std::int64_t>(i) / want.cols, static_cast<std::int64_t>(i) % want.cols, x, y,
            bound);
     agreement.max_error = std::max(agreement.max_error, error);

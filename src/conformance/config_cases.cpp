@@ -60,8 +60,8 @@ void check_parallel(const Parallel& test) {
     const auto expect_part = [&](const char* what, int size, int rank,
                                  const std::array<int, 2>& want) {
       const int want_rank = want[1] == 0 ? 0 : i / want[1];
-      expect(size == want[0] && rank == want_rank, "device {}: {} is ({}, {}), want ({}, {})", i,
-             what, size, rank, want[0], want_rank);
+      expect(size == want[0] && rank == want_rank, "device {}: {} is ({}, {}), expected ({}, {})",
+             i, what, size, rank, want[0], want_rank);
     };
     expect_part("TP", got.tp_size, got.tp_rank, test.want_tp);
     expect_part("DP", got.dp_size, got.dp_rank, test.want_dp);
@@ -119,7 +119,7 @@ constexpr const char* kOcpNames[5][3] = {
 void expect_ocp(QuantDType activation, QuantDType weight, std::string_view want) {
   const auto got = ocp_mx_scheme(activation, weight);
   const std::string name = got ? name_of(*got) : "";
-  expect(name == want, "scheme is \"{}\", want \"{}\"", name, want);
+  expect(name == want, "scheme is \"{}\", expected \"{}\"", name, want);
 }
 
 struct Builder {
@@ -147,9 +147,9 @@ std::vector<Builder> builders() {
 }
 
 void check_builder(const Builder& test) {
-  expect(test.config.quant_dtype() == test.activation, "activations are {}, want {}",
+  expect(test.config.quant_dtype() == test.activation, "activations are {}, expected {}",
          name_of(test.config.quant_dtype()), name_of(test.activation));
-  expect(test.config.weight_quant_dtype() == test.weight, "weights are {}, want {}",
+  expect(test.config.weight_quant_dtype() == test.weight, "weights are {}, expected {}",
          name_of(test.config.weight_quant_dtype()), name_of(test.weight));
   expect(test.config.config_name(DType::kBF16) == test.config_name, "config_name is \"{}\"",
          test.config.config_name(DType::kBF16).value_or("none"));
@@ -178,7 +178,7 @@ void check_file_name(const FileName& test) {
   const std::string got = get_config_file_name(
       8, 1024, test.config_name,
       test.has_block ? std::optional(BlockShape{128, 128}) : std::nullopt, test.device);
-  expect(got == test.want, "\"{}\", want \"{}\"", got, test.want);
+  expect(got == test.want, "\"{}\", expected \"{}\"", got, test.want);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ void expect_alike(const TensorView& got, const TensorView& want) {
     is_alike = got.shape(d) == want.shape(d) &&
                (got.shape(d) <= 1 || want.num_elements() == 0 || got.stride(d) == want.stride(d));
   }
-  expect(is_alike, "scales are {}, want {}, or other strides", got.describe(), want.describe());
+  expect(is_alike, "scales are {}, expected {}, or other strides", got.describe(), want.describe());
 }
 
 }  // namespace

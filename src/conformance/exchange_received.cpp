@@ -38,9 +38,9 @@ void Round::check_received(const Received& received) const {
 void Round::check_counts(const Dispatched& got) const {
   const auto num_positions = static_cast<std::int64_t>(positions(rank_).size());
   const std::int64_t total = *got.total_rows.as<std::int32_t>();
-  expect(total == num_positions, "{} rows, want {}", total, num_positions);
+  expect(total == num_positions, "{} rows, expected {}", total, num_positions);
   const std::int64_t num_buffer_rows = got.experts.rows.num_elements() / test_->shape.hidden;
-  expect(num_buffer_rows == num_rows(rank_), "buffer of {} rows, want {}", num_buffer_rows,
+  expect(num_buffer_rows == num_rows(rank_), "buffer of {} rows, expected {}", num_buffer_rows,
          num_rows(rank_));
   // Rows of an expert are counted alike in every layout.
   const std::vector<std::int64_t> counts = reference::dispatch_expanded(batch_, rank_, 1).counts;
@@ -54,7 +54,7 @@ void Round::check_counts(const Dispatched& got) const {
   std::int32_t dropped = 0;
   for (std::size_t i = 0; i < asked.size(); ++i) dropped += asked[i] != own().topk_ids.data[i];
   const std::int32_t told = *got.num_dropped.as<std::int32_t>();
-  expect(told == dropped, "{} choices dropped, want {}", told, dropped);
+  expect(told == dropped, "{} choices dropped, expected {}", told, dropped);
 }
 
 // What the host is told beside the rows.
@@ -70,7 +70,7 @@ void Round::check_host_counts(const Received& received) const {
   expect(got.rows_per_rank.size() == tokens.size(), "not an entry for each rank");
   for (std::size_t r = 0; r < tokens.size(); ++r) {
     expect(got.rows_per_rank[r] == static_cast<std::int64_t>(tokens[r].size()),
-           "{} tokens of rank {}, want {}", got.rows_per_rank[r], r, tokens[r].size());
+           "{} tokens of rank {}, expected {}", got.rows_per_rank[r], r, tokens[r].size());
   }
   if (received.is_from_gpu) return;
   check_origins(received.origins);
@@ -90,7 +90,7 @@ void Round::check_host_counts(const Received& received) const {
 
 void Round::check_origins(const std::vector<RowOrigin>& origins) const {
   const std::vector<Position>& want = positions(rank_);
-  expect(origins.size() == want.size(), "{} origins, want {}", origins.size(), want.size());
+  expect(origins.size() == want.size(), "{} origins, expected {}", origins.size(), want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {
     const Position& p = want[i];
     const auto& weights = batch_.ranks[static_cast<std::size_t>(p.source)].topk_weights;

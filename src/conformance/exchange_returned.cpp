@@ -154,7 +154,7 @@ void Round::check_returned_weights(const TensorView& got) const {
     for (std::int64_t k = 0; k < num_topk; ++k) {
       const float want = own().topk_ids(t, k) < 0 ? 0.0f : choice_value(rank_, t, k);
       const float found = got.as<float>()[t * num_topk + k];
-      expect(found == want, "returned weight [{}, {}] is {}, want {}", t, k, found, want);
+      expect(found == want, "returned weight [{}, {}] is {}, expected {}", t, k, found, want);
     }
   }
 }

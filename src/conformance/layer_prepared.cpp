@@ -132,13 +132,13 @@ void LayerRun::check_prepared(const Prepared& got, const Arena& arena) const {
   // The buffer of a GPU may be longer; nothing is there.
   expect(ids.size() == weights.size() && ids.size() >= want.ids.data.size() &&
              (arena.device().is_cuda() || ids.size() == want.ids.data.size()),
-         "{} ids and {} weights, want {}", ids.size(), weights.size(), want.ids.data.size());
+         "{} ids and {} weights, expected {}", ids.size(), weights.size(), want.ids.data.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const bool is_there = i < want.ids.data.size();
     const std::int64_t id = is_there ? want.ids.data[i] : want.none;
-    expect(ids[i] == id, "id {} is {}, want {}", i, ids[i], id);
+    expect(ids[i] == id, "id {} is {}, expected {}", i, ids[i], id);
     const float weight = is_there ? want.weights.data[i] : 0.0f;
-    expect(weights[i] == weight, "weight {} is {}, want {}", i, weights[i], weight);
+    expect(weights[i] == weight, "weight {} is {}, expected {}", i, weights[i], weight);
   }
 }
 

@@ -31,7 +31,7 @@ struct LayerCase {
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;
   bool weighs_input = false;         ///< apply_router_weight_on_input; wants num_topk 1
   bool weighs_in_place = false;      ///< which changes the tokens
-  bool has_static_scale = false;     ///< for schemes with one scale a tensor
+  bool has_static_scale = false;     ///< for schemes with one scale per tensor
   bool quantizes_activation = true;  ///< between the two GEMMs too
   int num_micro_batches = 1;
   bool has_wide_ids = false;  ///< i64

@@ -68,21 +68,21 @@ Table<std::int64_t> make_ids(const PermuteCase& test, std::uint64_t seed) {
 
 void check_plan(const PermutePlan& plan, const AlignedRows& want) {
   for (std::size_t e = 0; e < want.counts.size(); ++e) {
-    expect(plan.expert_num_tokens[e] == want.counts[e], "{} rows of expert {}, want {}",
+    expect(plan.expert_num_tokens[e] == want.counts[e], "{} rows of expert {}, expected {}",
            plan.expert_num_tokens[e], e, want.counts[e]);
-    expect(plan.first_row[e] == want.first_row[e], "expert {} starts at row {}, want {}", e,
+    expect(plan.first_row[e] == want.first_row[e], "expert {} starts at row {}, expected {}", e,
            plan.first_row[e], want.first_row[e]);
   }
-  expect(plan.num_rows() == static_cast<std::int64_t>(want.rows.size()), "{} rows, want {}",
+  expect(plan.num_rows() == static_cast<std::int64_t>(want.rows.size()), "{} rows, expected {}",
          plan.num_rows(), want.rows.size());
   for (std::size_t n = 0; n < want.rows.size(); ++n) {
     const std::int32_t owner = want.rows[n].token < 0 ? -1 : want.rows[n].expert;
-    expect(plan.m_indices.as<std::int32_t>()[n] == owner, "m_indices[{}] is {}, want {}", n,
+    expect(plan.m_indices.as<std::int32_t>()[n] == owner, "m_indices[{}] is {}, expected {}", n,
            plan.m_indices.as<std::int32_t>()[n], owner);
   }
   for (std::size_t i = 0; i < want.inv_perm.data.size(); ++i) {
     expect(plan.inv_perm.as<std::int32_t>()[i] == want.inv_perm.data[i],
-           "inv_perm, entry {}, is {}, want {}", i, plan.inv_perm.as<std::int32_t>()[i],
+           "inv_perm, entry {}, is {}, expected {}", i, plan.inv_perm.as<std::int32_t>()[i],
            want.inv_perm.data[i]);
   }
 }
@@ -103,7 +103,7 @@ void check_rows(const Permuted& got, const AlignedRows& want, const Bytes& rows,
       const float found =
           got.scales.as<float>()[row * got.scales.stride(0) + s * got.scales.stride(1)];
       const float wanted = token < 0 ? 0.0f : scales(token, s);
-      expect(found == wanted, "scale {} of row {} is {}, want {}", s, n, found, wanted);
+      expect(found == wanted, "scale {} of row {} is {}, expected {}", s, n, found, wanted);
     }
   }
 }
@@ -167,7 +167,7 @@ void check_counts(Arena& arena, const PermuteCase& test, const Table<std::int64_
   arena.finish();
   for (std::int64_t e = 0; e < num_local; ++e) {
     const auto wanted = want.counts[static_cast<std::size_t>(e)];
-    expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, want {}", e,
+    expect(counts.as<std::int32_t>()[e] == wanted, "count of expert {} is {}, expected {}", e,
            counts.as<std::int32_t>()[e], wanted);
   }
   std::int64_t sum = -1;
@@ -175,8 +175,8 @@ void check_counts(Arena& arena, const PermuteCase& test, const Table<std::int64_
                                      arena.out(TensorView::of(&sum, {1})), arena.stream(),
                                      arena.errors());
   arena.finish();
-  expect(sum == static_cast<std::int64_t>(want.rows.size()), "counts in tiles are {}, want {}", sum,
-         want.rows.size());
+  expect(sum == static_cast<std::int64_t>(want.rows.size()), "counts in tiles are {}, expected {}",
+         sum, want.rows.size());
   if (!expert_map.has_value()) return;
   Table<std::int64_t> local(ids.rows, ids.cols, -7);
   apply_expert_map(arena.in(id_view), arena.in(expert_map),
@@ -186,7 +186,7 @@ void check_counts(Arena& arena, const PermuteCase& test, const Table<std::int64_
   for (std::size_t i = 0; i < ids.data.size(); ++i) {
     const std::int64_t id = ids.data[i];
     const std::int64_t wanted = id < 0 ? id : expert_map.as<std::int32_t>()[id];
-    expect(local.data[i] == wanted, "local id {} is {}, want {}", i, local.data[i], wanted);
+    expect(local.data[i] == wanted, "local id {} is {}, expected {}", i, local.data[i], wanted);
   }
 }
 

@@ -62,10 +62,10 @@ void check_map(const std::string& device, int num_ranks, int num_experts,
       const std::int32_t want = is_own ? num_local++ : -1;
       if (num_ranks == 1) continue;
       const std::int32_t found = got.expert_map[static_cast<std::size_t>(e)];
-      expect(found == want, "rank {}: expert_map[{}] is {}, want {}", r, e, found, want);
+      expect(found == want, "rank {}: expert_map[{}] is {}, expected {}", r, e, found, want);
     }
     check_lookup(arena, got);
-    expect(got.num_local_experts == num_local, "rank {} has {} experts, want {}", r,
+    expect(got.num_local_experts == num_local, "rank {} has {} experts, expected {}", r,
            got.num_local_experts, num_local);
     expect(std::ranges::equal(got.global_ids, own), "experts of rank {} differ", r);
     expect(num_ranks > 1 || got.expert_map.empty(), "a map although there is one rank");
@@ -87,7 +87,7 @@ void check_tables(int num_ranks, int num_experts) {
   for (std::size_t p = 0; p < by_physical.size(); ++p) {
     const auto global = static_cast<std::size_t>(by_physical[p]);
     expect(got.global_to_physical[global] == static_cast<std::int64_t>(p),
-           "global_to_physical[{}] is {}, want {}", global, got.global_to_physical[global], p);
+           "global_to_physical[{}] is {}, expected {}", global, got.global_to_physical[global], p);
   }
 }
 
@@ -98,7 +98,7 @@ void check_replicas(int num_logical, int num_redundant) {
   for (std::size_t p = 0; p < map.size(); ++p) {
     const int physical = static_cast<int>(p);
     const int want = physical < num_logical ? physical : (physical - num_logical) % num_logical;
-    expect(map[p] == want, "physical expert {} is {}, want {}", p, map[p], want);
+    expect(map[p] == want, "physical expert {} is {}, expected {}", p, map[p], want);
   }
   const LogicalMaps maps = compute_logical_maps(map, num_logical);
   for (int e = 0; e < num_logical; ++e) {
@@ -108,14 +108,14 @@ void check_replicas(int num_logical, int num_redundant) {
     }
     const auto count = static_cast<std::int32_t>(want.size());
     expect(maps.replica_counts[static_cast<std::size_t>(e)] == count,
-           "expert {} has {} copies, want {}", e, maps.replica_counts[static_cast<std::size_t>(e)],
-           count);
+           "expert {} has {} copies, expected {}", e,
+           maps.replica_counts[static_cast<std::size_t>(e)], count);
     want.resize(static_cast<std::size_t>(maps.max_replicas), -1);
     for (std::size_t i = 0; i < want.size(); ++i) {
       const std::size_t at =
           static_cast<std::size_t>(e) * static_cast<std::size_t>(maps.max_replicas) + i;
-      expect(maps.logical_to_physical[at] == want[i], "copy {} of expert {} is {}, want {}", i, e,
-             maps.logical_to_physical[at], want[i]);
+      expect(maps.logical_to_physical[at] == want[i], "copy {} of expert {} is {}, expected {}", i,
+             e, maps.logical_to_physical[at], want[i]);
     }
   }
 }

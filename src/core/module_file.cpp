@@ -69,7 +69,7 @@ void* load_module_entry(const ModuleFile& file, std::string& why) {
     }
     reason = fmt::format("{} has no {}", shorten(path, kMaxPathBytes), file.entry);
   }
-  why = fmt::format("the {} module is not there ({}); {} or set {} to its path", file.title, reason,
+  why = fmt::format("the {} module is missing ({}); {} or set {} to its path", file.title, reason,
                     file.how_to_get, file.setting);
   log(LogLevel::kInfo, "module", "{}", why);
   return nullptr;

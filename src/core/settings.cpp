@@ -101,8 +101,8 @@ std::int64_t setting_integer(std::string_view name, std::int64_t min, std::int64
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc{} && end == text.data() + text.size() && value >= min && value <= max,
-          Errc::kInvalidArgument, "setting {} is \"{}\", want a whole number from {} to {}", name,
-          text, min, max);
+          Errc::kInvalidArgument, "setting {} is \"{}\", must be a whole number from {} to {}",
+          name, text, min, max);
   return value;
 }
 

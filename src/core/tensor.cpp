@@ -34,8 +34,8 @@ TensorView::TensorView(const void* data, DType dtype, std::span<const std::int64
       dtype_(dtype),
       num_dims_(static_cast<int>(shape.size())),
       device_(device) {
-  require(shape.size() <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, at most {}",
-          shape.size(), kMaxDims);
+  require(shape.size() <= kMaxDims, Errc::kInvalidArgument,
+          "tensor: {} dimensions, must be at most {}", shape.size(), kMaxDims);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
     require(shape[dim] >= 0, Errc::kInvalidArgument, "tensor: size {} of dimension {} is negative",
             shape[dim], dim);

@@ -27,9 +27,9 @@ void allocate_scales(const TensorView& scales, std::int64_t num_rows, const Perm
                      Permuted& permuted) {
   const bool packs = memory.packs_scales;
   require(!packs || packs_scales(scales, DType::kI32), Errc::kInvalidArgument,
-          "permute: packs_scales with scales {}, want e8m0 or u8", scales);
+          "permute: packs_scales with scales {}, must be e8m0 or u8", scales);
   require(memory.scale_layout != ScaleLayout::kSwizzled, Errc::kInvalidArgument,
-          "permute: scale_layout is swizzled, want row-major or column-major");
+          "permute: scale_layout is swizzled, must be row-major or column-major");
   const DType dtype = packs ? DType::kI32 : scales.dtype();
   const std::int64_t columns = packs ? cdiv<std::int64_t>(scales.shape(1), 4) : scales.shape(1);
   const bool is_aligned = memory.scale_layout == ScaleLayout::kColumnMajorAligned;

@@ -262,7 +262,7 @@ void sum_rows(DType dtype, const WeighReduceRows& in, std::int64_t first, std::i
     case DType::kBF16: return HWY_DYNAMIC_DISPATCH(sum_bf16)(in, first, count, sum);
     case DType::kF16: return HWY_DYNAMIC_DISPATCH(sum_f16)(in, first, count, sum);
     default:
-      fail(Errc::kInvalidArgument, "weigh_reduce_row: rows are {}, want bf16, f16 or f32",
+      fail(Errc::kInvalidArgument, "weigh_reduce_row: rows are {}, must be bf16, f16 or f32",
            name_of(dtype));
   }
 }
@@ -273,7 +273,7 @@ void round_to(DType dtype, const float* sum, std::int64_t first, std::int64_t co
     case DType::kBF16: return f32_to_bf16(sum, count, static_cast<std::uint16_t*>(out) + first);
     case DType::kF16: return f32_to_f16(sum, count, static_cast<std::uint16_t*>(out) + first);
     default:
-      fail(Errc::kInvalidArgument, "weigh_reduce_row: out is {}, want bf16, f16 or f32",
+      fail(Errc::kInvalidArgument, "weigh_reduce_row: out is {}, must be bf16, f16 or f32",
            name_of(dtype));
   }
 }

@@ -16,8 +16,8 @@ std::int64_t checked_num_choices(const char* function, const IdTable& ids) {
           "{}: {} tokens, {} choices, none may be negative", function, ids.num_tokens,
           ids.num_topk);
   const std::int64_t num_choices = checked_mul(ids.num_tokens, ids.num_topk);
-  require(num_choices <= kMax, Errc::kInvalidArgument, "{}: {} choices, at most 2^31 - 1 on a GPU",
-          function, num_choices);
+  require(num_choices <= kMax, Errc::kInvalidArgument,
+          "{}: {} choices, must be at most 2^31 - 1 on a GPU", function, num_choices);
   return num_choices;
 }
 
@@ -26,9 +26,10 @@ void check_grid(const char* function, const IdTable& ids) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;  // other blocks join them in a grid
   checked_num_choices(function, ids);
   require(ids.num_topk <= kMaxTopk, Errc::kInvalidArgument,
-          "{}: {} choices a token, at most {} on a GPU", function, ids.num_topk, kMaxTopk);
+          "{}: {} choices per token, must be at most {} on a GPU", function, ids.num_topk,
+          kMaxTopk);
   require(ids.num_tokens <= kMaxTokens, Errc::kInvalidArgument,
-          "{}: {} tokens, at most 2^30 on a GPU", function, ids.num_tokens);
+          "{}: {} tokens, must be at most 2^30 on a GPU", function, ids.num_tokens);
 }
 
 ChoiceMapMemory checked_choice_map(const char* function, const IdTable& ids,

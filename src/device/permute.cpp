@@ -26,7 +26,8 @@ void check_capacity(const char* function, const IdTable& ids, std::int64_t num_l
   const std::int64_t bound =
       num_local == 0 ? 0 : compute_aligned_m(ids.num_tokens, ids.num_topk, num_local, alignment);
   require(bound <= std::numeric_limits<std::int32_t>::max(), Errc::kInvalidArgument,
-          "{}: {} rows, at most 2^31 - 1; rows are named by 32-bit indices", function, bound);
+          "{}: {} rows, must be at most 2^31 - 1; rows are named by 32-bit indices", function,
+          bound);
   require(num_rows >= bound, Errc::kWorkspaceTooSmall,
           "{}: the buffer has {} rows, any routing needs {}; ask compute_aligned_m()", function,
           num_rows, bound);
@@ -145,7 +146,7 @@ void plan_permute(const TensorView& topk_ids, const PermuteOptions& options,
   require_device(kFunction, stream.device(), {{"topk_ids", topk_ids}, {"num_errors", num_errors}});
   require_tables(kFunction, stream, options, outputs);
   require(!outputs.x.has_value() && !outputs.scales.has_value(), Errc::kInvalidArgument,
-          "plan_permute: outputs have x or scales, want the plan alone; call ep_scatter()");
+          "plan_permute: outputs have x or scales, must be the plan alone; call ep_scatter()");
   if (stream.device().is_cpu()) return host::plan_permute(topk_ids, options, outputs);
   scatter(kFunction, id_table(kFunction, topk_ids), {}, outputs.m_indices.num_elements(), options,
           outputs, workspace, stream, num_errors);

@@ -21,7 +21,7 @@ TensorView no_op(const TensorView& rows, const TensorView& output, Stream stream
   const NoOpViews views = check_no_op(rows, output);
   if (!views.is_copy) return rows;
   require(views.from.num_rows <= 0x7FFFFFFF, Errc::kInvalidArgument,
-          "weight_and_reduce: {} rows, at most 2^31 - 1 on a GPU", views.from.num_rows);
+          "weight_and_reduce: {} rows, must be at most 2^31 - 1 on a GPU", views.from.num_rows);
   cuda_module().copy_rows(views.from, views.to, stream);
   return output;
 }

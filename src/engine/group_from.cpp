@@ -18,7 +18,7 @@
 namespace switchyard {
 namespace {
 
-// How long a rank tells the others what is wrong with its options; its timeout may be what is.
+// How long to offer a refusal to peers. A constant, because the timeout itself may be wrong.
 constexpr std::int64_t kRefusalMs = 30'000;
 
 // Errors: as Group::from.
@@ -29,9 +29,9 @@ void take_options(JoinRequest& request, const GroupOptions& options) {
 
 JoinRequest request_of(int rank, int size) {
   require(size >= 1 && size <= kMaxRanks, Errc::kInvalidArgument,
-          "group: size is {}, want from 1 to {} (rank {})", size, kMaxRanks, rank);
+          "group: size is {}, must be from 1 to {} (rank {})", size, kMaxRanks, rank);
   require(rank >= 0 && rank < size, Errc::kInvalidArgument,
-          "group: rank is {}, but size is {}; want from 0 to {}", rank, size, size - 1);
+          "group: rank is {}, but size is {}; must be from 0 to {}", rank, size, size - 1);
   JoinRequest request;
   request.ranks.rank = rank;
   request.ranks.size = size;
@@ -52,7 +52,7 @@ std::string address_text(const std::string& store) {
   } catch (const Error&) {  // in the words of this function
   }
   fail(Errc::kInvalidArgument,
-       "group: store is \"{}\", want host:port, unix:@name or a path with a slash", store);
+       "group: store is \"{}\", must be host:port, unix:@name or a path with a slash", store);
 }
 
 Group join(const JoinRequest& request, const GroupOptions& options) {

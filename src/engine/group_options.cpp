@@ -11,7 +11,7 @@ std::int64_t timeout_of(const GroupOptions& options) {
   constexpr std::int64_t kMaxTimeoutMs = 86'400'000;
   if (options.timeout_ms == 0) return setting_integer("SWITCHYARD_TIMEOUT_MS", 1, kMaxTimeoutMs);
   require(options.timeout_ms > 0 && options.timeout_ms <= kMaxTimeoutMs, Errc::kInvalidArgument,
-          "group: timeout_ms is {}, want from 1 to {}", options.timeout_ms, kMaxTimeoutMs);
+          "group: timeout_ms is {}, must be from 1 to {}", options.timeout_ms, kMaxTimeoutMs);
   return options.timeout_ms;
 }
 

@@ -170,7 +170,7 @@ std::vector<std::shared_ptr<Engine>> make_local_engines(int num_ranks, std::int6
                                                         const char* name,
                                                         const std::vector<int>& hosts) {
   require(num_ranks >= 1 && num_ranks <= kMaxRanks, Errc::kInvalidArgument,
-          "run_local_ranks: {} ranks, want from 1 to {}", num_ranks, kMaxRanks);
+          "run_local_ranks: {} ranks, must be from 1 to {}", num_ranks, kMaxRanks);
   const auto group = std::make_shared<LocalGroup>(num_ranks);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -109,7 +109,7 @@ void LocalChannel::take_letters() {
     });
     if (letter == box.letters.end()) return false;
     require(letter->buffer.size_bytes == expected.buffer.size_bytes, Errc::kInternal,
-            "message: rank {} sends {} bytes with tag {}, rank {} wants {}", expected.source,
+            "message: rank {} sends {} bytes with tag {}, rank {} expects {}", expected.source,
             letter->buffer.size_bytes, expected.tag, control_.rank(), expected.buffer.size_bytes);
     std::memcpy(expected.buffer.data, letter->buffer.data, letter->buffer.size_bytes);
     // Pairs with the acquire in is_done().

@@ -66,9 +66,9 @@ class Meeting {
 
   /// After a failure, so that the ranks may try again over the same store.
   void withdraw() noexcept;
-  /// In a handler: withdraws, tells the others why if the reason is this rank's own, and throws
-  /// what is handled again; or, where a peer was lost or silent because it gave up, why it did.
-  /// Called again, for the same failure, it only throws.
+  /// Call from a catch block. Withdraws, reports this rank's own error to its peers, and rethrows;
+  /// if a peer gave up first, throws that peer's error. A second call for the same failure only
+  /// throws.
   [[noreturn]] void give_up();
   /// Throws, after it has told the ranks that still wait.
   [[noreturn]] void fail_for_all(Errc code, const std::string& message);

@@ -185,7 +185,7 @@ Introduction Introduction::of_this_process(int size, const std::string& socket) 
   own.host_setting = setting("SWITCHYARD_HOST_ID").text;
   const bool is_line = own.host_setting.find('\n') == own.host_setting.npos;
   require(is_line && own.host_setting.size() <= kMaxHostBytes, Errc::kInvalidArgument,
-          "setting SWITCHYARD_HOST_ID has {} characters{}, want one line of at most {}",
+          "setting SWITCHYARD_HOST_ID has {} characters{}, must be one line of at most {}",
           own.host_setting.size(), is_line ? "" : " on several lines", kMaxHostBytes);
   own.socket = socket;
   own.nonce = make_secret();

@@ -82,7 +82,7 @@ bool MpiChannel::is_done(MessageId message) {
   const Waiting waiting;
   const MpiLink::State state = shared_->link->look(message);
   require(state != MpiLink::State::kWrongSize, Errc::kInternal,
-          "message: rank {} got one of another size than it wants", rank_);
+          "message: rank {} received one of another size than it expects", rank_);
   if (state == MpiLink::State::kDone) pending_.erase(message);
   return state == MpiLink::State::kDone;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// reason.h: what a rank says to others of an error of its own.
+// reason.h: the text in which a rank reports its error to peers.
 #pragma once
 
 #include <string>

@@ -25,8 +25,8 @@ void remove(RemoteControl& group);
 /// `exit_ms` at most.
 void keep(std::shared_ptr<StoreServer> server, std::int64_t exit_ms);
 
-/// Keeps the link of a group that this rank has left but listens to, until it is over. Whether the
-/// process is lost later is told over one alone: the last of the largest group.
+/// Keeps the link of a group that this rank has left but still listens to, until the group is over.
+/// Only the last link of the largest group reports the loss of the process.
 void listen(std::shared_ptr<MemberLink> link);
 
 /// Once MPI_Finalize has been registered to run at the end of the process: this comes before it.

@@ -88,7 +88,8 @@ Address address_of(const JoinRequest& request) {
   const Address address =
       Address::parse(request.store.empty() ? meeting_address(request.ranks) : request.store);
   require(address.kind == Address::Kind::kUnix || address.port > 0, Errc::kInvalidArgument,
-          "group: the store is {}, want a port from 1 to 65535: ranks must know it", request.store);
+          "group: the store is {}, must be a port from 1 to 65535: ranks must know it",
+          request.store);
   return address;
 }
 

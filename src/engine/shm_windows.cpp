@@ -110,7 +110,7 @@ Fd ShmWindows::receive_parcel(int from, const Parcel& wanted) {
     }
   });
   require(got.number == wanted.number && got.bytes == wanted.bytes, Errc::kInternal,
-          "window: rank {} sent number {} of {} bytes, want number {} of {}", from, got.number,
+          "window: rank {} sent number {} of {} bytes, must be number {} of {}", from, got.number,
           got.bytes, wanted.number, wanted.bytes);
   require(memory.has_value(), Errc::kSystem,
           "window: no descriptor came from rank {}, the system kept it; raise ulimit -n, or the "

@@ -31,7 +31,7 @@ Claim parse(const std::string& text, int rank) {
   const auto [after, error] = std::from_chars(text.data(), end, claim.color);
   require(error == std::errc{} && after != end &&
               std::from_chars(after + 1, end, claim.key).ec == std::errc{},
-          Errc::kInternal, "split: rank {} wrote \"{}\", want color and key", rank, text);
+          Errc::kInternal, "split: rank {} wrote \"{}\", must be color and key", rank, text);
   return claim;
 }
 

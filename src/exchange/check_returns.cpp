@@ -72,9 +72,10 @@ void check_returned_weights(const ExchangeConfig& config, std::int64_t num_token
 }
 
 void check_both_weights(const TensorView& row_weights, const TensorView& returned_weights) {
-  require(row_weights.has_value() || !returned_weights.has_value(), Errc::kInvalidArgument,
-          "combine: returned_weights is wanted, but no row_weights are given; every rank must pass "
-          "them");
+  require(
+      row_weights.has_value() || !returned_weights.has_value(), Errc::kInvalidArgument,
+      "combine: returned_weights is requested, but no row_weights are given; every rank must pass "
+      "them");
 }
 
 void check_row_sources(const RowSources& sources, std::int64_t num_rows, int num_ranks) {

@@ -40,12 +40,12 @@ std::string process_name() {
 
 RankFacts own_facts(const Engine& engine, int device, std::size_t bytes,
                     const std::string& wanted) {
-  require(bytes > 0, Errc::kInvalidArgument, "0 bytes, want at least 1");
+  require(bytes > 0, Errc::kInvalidArgument, "0 bytes, must be at least 1");
   checked_add(bytes, 2 * kHeapUnitBytes);
   int num_devices = 0;
   cuda::check_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   require(device >= 0 && device < num_devices, Errc::kInvalidArgument,
-          "device {}, want from 0 to {}", device, num_devices - 1);
+          "device {}, must be from 0 to {}", device, num_devices - 1);
   const cuda::DeviceGuard guard(device);
   cuda::check_cuda(cudaFree(nullptr), "first use of the GPU");  // here: all ranks see a failure
   RankFacts facts;

@@ -24,7 +24,7 @@ void find(Function& function, const char* name) {
 #endif
   cuda::check_cuda(result, name);
   require(found == cudaDriverEntryPointSuccess && address != nullptr, Errc::kNotAvailable,
-          "cuda: the driver has no {}, want one of CUDA 12 or newer", name);
+          "cuda: the driver has no {}, must be one of CUDA 12 or newer", name);
   function = reinterpret_cast<Function>(address);
 }
 

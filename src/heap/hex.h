@@ -20,7 +20,7 @@ std::string to_hex(const char (&bytes)[kBytes]) {
 /// `what`: "an IPC handle of". Errors: kSystem.
 template <std::size_t kBytes>
 void from_hex(const char* what, const std::string& text, char (&bytes)[kBytes]) {
-  require(text.size() == 2 * kBytes, Errc::kSystem, "device window: {} {} digits, want {}", what,
+  require(text.size() == 2 * kBytes, Errc::kSystem, "device window: {} {} digits, must be {}", what,
           text.size(), 2 * kBytes);
   for (std::size_t i = 0; i < kBytes; ++i) {
     bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));

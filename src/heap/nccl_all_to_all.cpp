@@ -35,8 +35,8 @@ std::string id_text(int rank) {
 
 ncclUniqueId id_of(const std::string& text) {
   ncclUniqueId id{};
-  require(text.size() == 1 + sizeof(id.internal), Errc::kSystem, "nccl: an id of {} bytes, want {}",
-          text.size(), 1 + sizeof(id.internal));
+  require(text.size() == 1 + sizeof(id.internal), Errc::kSystem,
+          "nccl: an id of {} bytes, must be {}", text.size(), 1 + sizeof(id.internal));
   std::memcpy(id.internal, text.data() + 1, sizeof(id.internal));
   return id;
 }

@@ -70,7 +70,7 @@ std::vector<HeapKind> preferred(const std::vector<RankFacts>& ranks) {
     if (wanted == name_of(kind)) return {kind};
   }
   fail(Errc::kInvalidArgument,
-       "device window: heap \"{}\", want auto, same_process, vmm, ipc or nccl (SWITCHYARD_HEAP)",
+       "device window: heap \"{}\", must be auto, same_process, vmm, ipc or nccl (SWITCHYARD_HEAP)",
        wanted);
 }
 
@@ -121,9 +121,10 @@ void require_equal_facts(const std::vector<RankFacts>& ranks) {
   const RankFacts& first = ranks[0];
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     const RankFacts& other = ranks[rank];
-    require(other.wanted == first.wanted, Errc::kInvalidArgument,
-            "device window: rank {} wants heap {}, but rank 0 {}; every rank must pass the same",
-            rank, other.wanted, first.wanted);
+    require(
+        other.wanted == first.wanted, Errc::kInvalidArgument,
+        "device window: rank {} selects heap {}, but rank 0 {}; every rank must select the same",
+        rank, other.wanted, first.wanted);
     require(other.bytes == first.bytes, Errc::kInvalidArgument,
             "device window: rank {} asks for {} bytes, but rank 0 for {}; sizes must be equal",
             rank, other.bytes, first.bytes);
@@ -155,7 +156,7 @@ std::vector<HeapKind> heaps_to_try(const std::vector<RankFacts>& ranks) {
 void require_reach(const std::vector<RankFacts>& ranks, const std::vector<ReachRow>& rows) {
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     require(rows[rank].size() == ranks.size(), Errc::kSystem,
-            "device window: rank {} told of {} GPUs, want {}", rank, rows[rank].size(),
+            "device window: rank {} reports {} GPUs, must report {}", rank, rows[rank].size(),
             ranks.size());
     for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
       require(rows[rank][peer] != '0', Errc::kNotAvailable,

@@ -67,7 +67,7 @@ TensorView checked_tensor(const Checkpoint& checkpoint, const std::string& name,
 
 void fail_dtype(const Checkpoint& checkpoint, const std::string& name, const TensorView& view,
                 const char* want) {
-  fail(Errc::kMalformedFile, "load_moe_layer: tensor {} of {} is {}, want {}", quote(name),
+  fail(Errc::kMalformedFile, "load_moe_layer: tensor {} of {} is {}, must be {}", quote(name),
        checkpoint.file_of(name), view.describe(), want);
 }
 
@@ -96,10 +96,11 @@ void widen(const Checkpoint& checkpoint, const std::string& name, const TensorVi
 void check_scales(const Checkpoint& checkpoint, const std::string& name, const float* scales,
                   std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; ++i) {
-    require(std::isfinite(scales[i]) && scales[i] >= 0, Errc::kMalformedFile,
-            "load_moe_layer: element {} of the weight scales {} of {} is {}, want a finite number "
-            "from 0",
-            i, quote(name), checkpoint.file_of(name), scales[i]);
+    require(
+        std::isfinite(scales[i]) && scales[i] >= 0, Errc::kMalformedFile,
+        "load_moe_layer: element {} of the weight scales {} of {} is {}, must be a finite number "
+        "from 0",
+        i, quote(name), checkpoint.file_of(name), scales[i]);
   }
 }
 

@@ -79,15 +79,16 @@ CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string&
   std::map<std::string, std::size_t, std::less<>> numbers;
   for (const auto& [name, value] : weight_map.items()) {
     if (!value.is_string()) {
-      fail(Errc::kMalformedFile, "checkpoint: {}: tensor {} maps to {}, want a file name", file,
-           quote(name), describe_json(value));
+      fail(Errc::kMalformedFile, "checkpoint: {}: tensor {} maps to {}, must map to a file name",
+           file, quote(name), describe_json(value));
     }
     const auto& shard = value.get_ref<const std::string&>();
     auto known = numbers.find(shard);
     if (known == numbers.end()) {
       if (!stays_in_folder(shard)) {
         fail(Errc::kMalformedFile,
-             "checkpoint: {}: tensor {} maps to {}, want a *.safetensors file inside the folder",
+             "checkpoint: {}: tensor {} maps to {}, must map to a *.safetensors file inside the "
+             "folder",
              file, quote(name), quote(shard));
       }
       known = numbers.emplace(shard, index.files.size()).first;
@@ -125,7 +126,7 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path), folder_(path) {
             "transformers and write it with save_pretrained",
             path, other);
     require(found.size() == 1, Errc::kInvalidArgument,
-            "checkpoint: {} has neither {} nor {}, and {} other *.safetensors files, want one",
+            "checkpoint: {} has neither {} nor {}, and {} other *.safetensors files, must be one",
             path, kSingleName, kIndexName, found.size());
     open_single(found.front());
   }

@@ -75,7 +75,7 @@ MappedFile::~MappedFile() {
 std::string read_text_file(const std::string& path, std::size_t max_bytes) {
   const ReadableFile file(path);
   require(file.num_bytes() <= max_bytes, Errc::kMalformedFile,
-          "read: {} has {} bytes, want at most {}", path, file.num_bytes(), max_bytes);
+          "read: {} has {} bytes, must have at most {}", path, file.num_bytes(), max_bytes);
   std::string text(file.num_bytes(), '\0');
   std::size_t done = 0;
   while (done < text.size()) {
@@ -91,7 +91,7 @@ std::string read_text_file(const std::string& path, std::size_t max_bytes) {
 
 void refuse_lfs_pointer(std::string_view start, const std::string& file) {
   require(!start.starts_with("version https://git-lfs"), Errc::kMalformedFile,
-          "read: {} is a Git LFS pointer, want the file that it stands for; run git lfs pull",
+          "read: {} is a Git LFS pointer, must be the file that it stands for; run git lfs pull",
           file);
 }
 

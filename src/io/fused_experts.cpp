@@ -96,7 +96,7 @@ Tensor load_row_scales(const Checkpoint& checkpoint, const FusedTensor& fused,
   const std::string name = fused.name + kScaleSuffix;
   const std::int64_t columns = cdiv(fused.columns, kScaleBlock);
   require(!fused.is_transposed && range.step == 1, Errc::kNotSupported,
-          "load_moe_layer: tensor {} of {} is {}, want scaled weights as [experts, outputs, "
+          "load_moe_layer: tensor {} of {} is {}, must be scaled weights as [experts, outputs, "
           "inputs], rows of gate before rows of up",
           quote(fused.name), checkpoint.file_of(fused.name), fused.view.describe());
   const Shape3 shape{fused.view.shape(0), cdiv(fused.rows, kScaleBlock), columns};
@@ -115,11 +115,11 @@ Tensor load_row_scales(const Checkpoint& checkpoint, const FusedTensor& fused,
 }
 
 void check_fused_scales(const Checkpoint& checkpoint, const FusedTensor& gate_up) {
-  require(gate_up.rows / 2 % kScaleBlock == 0, Errc::kNotSupported,
-          "load_moe_layer: tensor {} of {} is {}, want gate and up of multiples of {} rows, which "
-          "share no scale",
-          quote(gate_up.name), checkpoint.file_of(gate_up.name), gate_up.view.describe(),
-          kScaleBlock);
+  require(
+      gate_up.rows / 2 % kScaleBlock == 0, Errc::kNotSupported,
+      "load_moe_layer: tensor {} of {} is {}, must be gate and up of multiples of {} rows, which "
+      "share no scale",
+      quote(gate_up.name), checkpoint.file_of(gate_up.name), gate_up.view.describe(), kScaleBlock);
 }
 
 }  // namespace
@@ -199,7 +199,7 @@ void load_mxfp4_experts(const FusedExperts& fused, ExpertTensors& out) {
     const std::span<const std::uint8_t> bytes(scales.as<const std::uint8_t>(),
                                               scales.view().num_bytes());
     require(std::ranges::find(bytes, 255) == bytes.end(), Errc::kMalformedFile,
-            "load_moe_layer: the weight scales {} of {} have a 255, which is NaN, want 0 to 254",
+            "load_moe_layer: the weight scales {} of {} have a 255, which is NaN, must be 0 to 254",
             quote(packed.scales.name), checkpoint.file_of(packed.scales.name));
   };
   load(gate_up, rows.gate, out.gate, out.gate_scale);

@@ -65,7 +65,7 @@ json parse_json(std::string_view text, const std::string& file, const JsonLimits
   refuse_lfs_pointer(text, file);
   // The parser would take a NUL for the end of the text and ignore the rest.
   require(text.find('\0') == std::string_view::npos, Errc::kMalformedFile,
-          "json: {} contains a NUL byte at offset {}, want text", file, text.find('\0'));
+          "json: {} contains a NUL byte at offset {}, must be text", file, text.find('\0'));
   Watcher watcher(file, limits);
   try {
     return json::parse(text.begin(), text.end(), std::ref(watcher));
@@ -90,7 +90,7 @@ std::string describe_json(const json& value) {
 JsonObject::JsonObject(const json& value, const std::string& file, const char* function)
     : object_(value), file_(file), function_(function) {
   if (!value.is_object()) {
-    fail(Errc::kMalformedFile, "{}: {} holds {}, want an object", function, file,
+    fail(Errc::kMalformedFile, "{}: {} holds {}, must hold an object", function, file,
          describe_json(value));
   }
 }
@@ -109,12 +109,12 @@ const json& JsonObject::value(const char* key) const {
 }
 
 void JsonObject::refuse_null(const char* key) const {
-  require(!is_null(key), Errc::kMalformedFile, "{}: {}: {} is null, want a value", function_, file_,
-          key);
+  require(!is_null(key), Errc::kMalformedFile, "{}: {}: {} is null, must be a value", function_,
+          file_, key);
 }
 
 void JsonObject::refuse(const char* key, const std::string& want) const {
-  fail(Errc::kMalformedFile, "{}: {}: {} is {}, want {}", function_, file_, key,
+  fail(Errc::kMalformedFile, "{}: {}: {} is {}, must be {}", function_, file_, key,
        describe_json(value(key)), want);
 }
 

@@ -51,7 +51,7 @@ const ModelFamily& detect_family(const JsonObject& object, const JsonObject& who
   }
   const std::string inner =
       whole.has("text_config") ? fmt::format(", of its text_config {}", describe_type(object)) : "";
-  fail(Errc::kNotSupported, "read_model_config: {}: model_type is {}{}, want one of:{}", file,
+  fail(Errc::kNotSupported, "read_model_config: {}: model_type is {}{}, must be one of:{}", file,
        describe_type(whole), inner, known_families());
 }
 
@@ -94,22 +94,23 @@ void read_quantization(const JsonObject& object, const std::string& file, ModelC
   config.has_mxfp4_weights = reads_mxfp4 && method == "mxfp4";
   if (config.has_mxfp4_weights) return;
   require(method == "fp8", Errc::kNotSupported,
-          "read_model_config: {}: quantization_config has quant_method {}, want \"fp8\"{}; "
+          "read_model_config: {}: quantization_config has quant_method {}, must be \"fp8\"{}; "
           "dequantize the checkpoint first",
           file, quantization.has("quant_method") ? quote(method) : "absent",
           reads_mxfp4 ? " or \"mxfp4\"" : "");
   const std::string format = quantization.text_or("fmt", "e4m3");
   require(format == "e4m3" || format == "float8_e4m3fn", Errc::kNotSupported,
-          "read_model_config: {}: quantization_config has fmt {}, want \"e4m3\"", file,
+          "read_model_config: {}: quantization_config has fmt {}, must be \"e4m3\"", file,
           quote(format));
   const nlohmann::json want = {128, 128};
-  require(quantization.has("weight_block_size") && quantization.value("weight_block_size") == want,
-          Errc::kNotSupported,
-          "read_model_config: {}: weight_block_size of quantization_config is {}, want [128, 128]",
-          file,
-          quantization.has("weight_block_size")
-              ? quantization.value("weight_block_size").dump(-1, ' ', true).substr(0, 80)
-              : "absent");
+  require(
+      quantization.has("weight_block_size") && quantization.value("weight_block_size") == want,
+      Errc::kNotSupported,
+      "read_model_config: {}: weight_block_size of quantization_config is {}, must be [128, 128]",
+      file,
+      quantization.has("weight_block_size")
+          ? quantization.value("weight_block_size").dump(-1, ' ', true).substr(0, 80)
+          : "absent");
   config.has_fp8_weights = true;
 }
 
@@ -117,9 +118,9 @@ void check_expert_mlp(const JsonObject& object, const std::string& file) {
   object.refuse_null("hidden_act");
   const std::string activation = object.text_or("hidden_act", "silu");
   require(activation == "silu", Errc::kNotSupported,
-          "read_model_config: {}: hidden_act is {}, want \"silu\"", file, quote(activation));
+          "read_model_config: {}: hidden_act is {}, must be \"silu\"", file, quote(activation));
   require(!object.boolean_or("mlp_bias", false), Errc::kNotSupported,
-          "read_model_config: {}: mlp_bias is true, want experts without biases", file);
+          "read_model_config: {}: mlp_bias is true, must be experts without biases", file);
 }
 
 void check_router(const RouterConfig& router, const ConfigKeys& keys, const std::string& file) {
@@ -128,7 +129,7 @@ void check_router(const RouterConfig& router, const ConfigKeys& keys, const std:
           router.num_topk, router.num_experts);
   if (router.group_selection == GroupSelection::kNone) return;
   require(router.num_experts % router.num_groups == 0, Errc::kMalformedFile,
-          "read_model_config: {}: n_group is {}, want a divisor of the {} experts", file,
+          "read_model_config: {}: n_group is {}, must be a divisor of the {} experts", file,
           router.num_groups, router.num_experts);
   require(router.topk_groups <= router.num_groups, Errc::kMalformedFile,
           "read_model_config: {}: topk_group is {}, but n_group is {}", file, router.topk_groups,
@@ -136,7 +137,8 @@ void check_router(const RouterConfig& router, const ConfigKeys& keys, const std:
   const std::int32_t group_size = router.num_experts / router.num_groups;
   require(router.group_selection != GroupSelection::kTop2Sum || group_size >= 2,
           Errc::kMalformedFile,
-          "read_model_config: {}: n_group {} makes groups of {} expert, noaux_tc wants at least 2",
+          "read_model_config: {}: n_group {} makes groups of {} expert, must be of at least 2 for "
+          "noaux_tc",
           file, router.num_groups, group_size);
   require(router.topk_groups * group_size >= router.num_topk, Errc::kMalformedFile,
           "read_model_config: {}: topk_group {} leaves {} experts, but num_experts_per_tok is {}",
@@ -172,7 +174,7 @@ ModelConfig parse_model_config(std::string_view text, const std::string& file) {
   read_quantization(object.has("quantization_config") ? object : whole, file, config);
   check_router(config.router, keys, file);
   require(!config.moe_layers.empty(), Errc::kMalformedFile,
-          "read_model_config: {}: all {} layers are dense, want an MoE layer", file,
+          "read_model_config: {}: all {} layers are dense, must be an MoE layer", file,
           config.num_layers);
   return config;
 }

@@ -80,7 +80,7 @@ std::string describe_prefixes(const Checkpoint& checkpoint) {
   }
   std::vector<std::string> known;
   for (const char* prefix : kPrefixes) known.push_back(quote(prefix));
-  return fmt::format("; its layers begin with {}, want {}", fmt::join(prefixes, ", "),
+  return fmt::format("; its layers begin with {}, must begin with {}", fmt::join(prefixes, ", "),
                      fmt::join(known, ", "));
 }
 
@@ -120,7 +120,8 @@ void check_experts(const ModelConfig& config, std::span<const std::int32_t> expe
 // What is in the file takes part in the layer, or is refused.
 void refuse_bias(const Checkpoint& checkpoint, const std::string& name) {
   require(!checkpoint.contains(name), Errc::kNotSupported,
-          "load_moe_layer: {} has {}, want experts without biases", checkpoint.path(), quote(name));
+          "load_moe_layer: {} has {}, must be experts without biases", checkpoint.path(),
+          quote(name));
 }
 
 void refuse_biases(const Checkpoint& checkpoint, std::span<const std::string> modules,

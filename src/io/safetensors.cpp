@@ -60,8 +60,9 @@ std::optional<TensorView> SafetensorsFile::find(std::string_view name) const {
          entry->dtype_name);
   }
   if (entry->shape.size() > kMaxDims) {
-    fail(Errc::kNotSupported, "safetensors: tensor {} of {} has {} dimensions, at most {}",
-         quote(name), path_, entry->shape.size(), kMaxDims);
+    fail(Errc::kNotSupported,
+         "safetensors: tensor {} of {} has {} dimensions, must have at most {}", quote(name), path_,
+         entry->shape.size(), kMaxDims);
   }
   return TensorView(aligned_data(*entry), *entry->dtype, entry->shape);
 }

@@ -185,21 +185,23 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   [[noreturn]] void refuse(const std::string& what) const {
     switch (place_) {
       case Place::kMetadata:
-        fail(Errc::kMalformedFile, "safetensors: {}: metadata {} holds {}, want text", file_,
+        fail(Errc::kMalformedFile, "safetensors: {}: metadata {} holds {}, must hold text", file_,
              quote(field_), what);
       case Place::kTensor:
-        fail(Errc::kMalformedFile, "safetensors: {}: {} of tensor {} is {}, want {}", file_, field_,
-             quote(name_), what, field_ == "dtype" ? "text" : "an array");
+        fail(Errc::kMalformedFile, "safetensors: {}: {} of tensor {} is {}, must be {}", file_,
+             field_, quote(name_), what, field_ == "dtype" ? "text" : "an array");
       case Place::kShape:
         fail(Errc::kMalformedFile,
-             "safetensors: {}: shape of tensor {} holds {}, want whole numbers from 0 to 2^63-1",
+             "safetensors: {}: shape of tensor {} holds {}, must hold whole numbers from 0 to "
+             "2^63-1",
              file_, quote(name_), what);
       case Place::kOffsets:
         fail(Errc::kMalformedFile,
-             "safetensors: {}: data_offsets of tensor {} hold {}, want two whole numbers from 0",
+             "safetensors: {}: data_offsets of tensor {} hold {}, must hold two whole numbers from "
+             "0",
              file_, quote(name_), what);
       default:
-        fail(Errc::kMalformedFile, "safetensors: {}: {} is {}, want an object", file_,
+        fail(Errc::kMalformedFile, "safetensors: {}: {} is {}, must be an object", file_,
              place_ == Place::kStart ? "the header" : quote(name_), what);
     }
   }
@@ -266,7 +268,7 @@ void check_coverage(std::span<const SafetensorsEntry> entries, std::uint64_t dat
   for (const SafetensorsEntry* entry : order) {
     if (entry->begin != next) {
       fail(Errc::kMalformedFile,
-           "safetensors: {}: tensor {} begins at data byte {}, want {}: tensors {}", file,
+           "safetensors: {}: tensor {} begins at data byte {}, must begin at {}: tensors {}", file,
            quote(entry->name), entry->begin, next,
            entry->begin < next ? "overlap" : "leave a hole");
     }
@@ -293,7 +295,7 @@ std::int64_t safetensors_bits_of(std::string_view dtype_name) noexcept {
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
                                            const std::string& file) {
   require(bytes.size() >= kLengthBytes, Errc::kMalformedFile,
-          "safetensors: {} has {} bytes, want at least 8 for the length of the header", file,
+          "safetensors: {} has {} bytes, must have at least 8 for the length of the header", file,
           bytes.size());
   const std::string_view image(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   refuse_lfs_pointer(image, file);
@@ -302,7 +304,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
     header_bytes |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
   }
   require(header_bytes <= kMaxHeaderBytes, Errc::kMalformedFile,
-          "safetensors: {} states a header of {} bytes, at most {} are allowed; is it a "
+          "safetensors: {} states a header of {} bytes, must be at most {}; is it a "
           "safetensors file?",
           file, header_bytes, kMaxHeaderBytes);
   require(header_bytes <= bytes.size() - kLengthBytes, Errc::kMalformedFile,

@@ -21,7 +21,7 @@ void check_tensor(const NamedTensor& named) {
   require(named.name != "__metadata__", Errc::kInvalidArgument,
           "write_safetensors: a tensor is named __metadata__, which the format reserves");
   require(tensor.has_value() && tensor.is_contiguous(), Errc::kInvalidArgument,
-          "write_safetensors: tensor {} is {}, want a contiguous one", quote(named.name),
+          "write_safetensors: tensor {} is {}, must be a contiguous one", quote(named.name),
           tensor.describe());
   require(tensor.num_elements() * bits_of(tensor.dtype()) % 8 == 0, Errc::kInvalidArgument,
           "write_safetensors: tensor {} is {}, whose packed elements do not fill whole bytes",

@@ -49,7 +49,7 @@ float tensor_scale_of(const QuantScheme& scheme) noexcept {
 void check_shape(const BenchShape& shape) {
   require(
       shape.num_tokens >= 1 && shape.num_runs >= 1 && shape.num_layers >= 1 && shape.num_ranks >= 1,
-      Errc::kInvalidArgument, "bench: {} tokens, {} runs, {} layers, {} ranks, want at least 1",
+      Errc::kInvalidArgument, "bench: {} tokens, {} runs, {} layers, {} ranks, must be at least 1",
       shape.num_tokens, shape.num_runs, shape.num_layers, shape.num_ranks);
   require(shape.max_tokens == 0 || shape.max_tokens >= shape.num_tokens, Errc::kInvalidArgument,
           "bench: --max-tokens is {}, must be at least the {} tokens of a line", shape.max_tokens,
@@ -60,10 +60,11 @@ void check_shape(const BenchShape& shape) {
           "bench: routing is for {} experts and top-{}, workload has {} and {}",
           shape.routing.num_experts(), shape.routing.num_topk(), shape.workload.num_experts,
           shape.workload.num_topk);
-  require(shape.layout != Layout::kAllGather, Errc::kNotSupported,
-          "bench: layout all_gather is not measured; want batched, expanded, compact or by_rank");
+  require(
+      shape.layout != Layout::kAllGather, Errc::kNotSupported,
+      "bench: layout all_gather is not measured; must be batched, expanded, compact or by_rank");
   require(!shape.scheme.is_simulated(), Errc::kNotSupported,
-          "bench: scheme {} is a simulation, it saves no bytes; want another",
+          "bench: scheme {} is simulated and saves no bytes; choose another",
           name_of(shape.scheme));
   require(!shape.returned.is_quantized() || has_row_scales(shape.returned), Errc::kNotSupported,
           "bench: --returned {}, must be none or a scheme with scales in each row",

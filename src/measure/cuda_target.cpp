@@ -74,9 +74,10 @@ class CudaTarget : public BenchTarget {
         "grid", fmt::format("at most {} CTAs of 512 threads, or twice as many of 256, on {} SMs",
                             meter_->num_ctas(0), facts.gpus.at(0).num_sms));
     if (meter_->ranks_on_gpu() > 1) {
-      machine.emplace_back("shared_gpu",
-                           fmt::format("{} ranks on a GPU: for correctness, times say nothing",
-                                       meter_->ranks_on_gpu()));
+      machine.emplace_back(
+          "shared_gpu",
+          fmt::format("{} ranks on a GPU: for correctness only, times are meaningless",
+                      meter_->ranks_on_gpu()));
     }
     return machine;
   }

@@ -46,7 +46,8 @@ std::vector<WireRate> best_of_each(const std::vector<WireRate>& wire) {
 
 double rate_at(const FloorModel& floor, double bytes) {
   const std::vector<RatePoint>& points = floor.rate;
-  require(!points.empty(), Errc::kInternal, "rate_at: no measured rate, want at least one");
+  require(!points.empty(), Errc::kInternal,
+          "rate_at: no measured rate, there must be at least one");
   if (bytes <= points.front().bytes) return points.front().gb_per_second;
   for (std::size_t i = 1; i < points.size(); ++i) {
     if (bytes > points[i].bytes) continue;

@@ -37,8 +37,8 @@ double parse_exponent(const std::string& text, const std::string& number) {
   const char* end = number.data() + number.size();
   const auto [next, error] = std::from_chars(number.data(), end, exponent);
   require(error == std::errc{} && next == end && exponent >= 0 && exponent <= 10,
-          Errc::kInvalidArgument, "--routing is \"{}\", want zipf:A with a number A from 0 to 10",
-          text);
+          Errc::kInvalidArgument,
+          "--routing is \"{}\", must be zipf:A with a number A from 0 to 10", text);
   return exponent;
 }
 
@@ -56,7 +56,7 @@ std::pair<std::int32_t, std::int32_t> parse_groups(const std::string& text,
               num_experts % num_groups == 0 && topk_groups >= 1 && topk_groups <= num_groups &&
               num_experts / num_groups * topk_groups >= num_topk,
           Errc::kInvalidArgument,
-          "--routing is \"{}\", want limited:G:M with a divisor G of {} experts and 1 to G "
+          "--routing is \"{}\", must be limited:G:M with a divisor G of {} experts and 1 to G "
           "groups M, with {} experts or more",
           text, num_experts, num_topk);
   return {num_groups, topk_groups};
@@ -114,7 +114,7 @@ std::vector<std::int32_t> read_layer(const SafetensorsFile& file, const std::str
   const bool is_wide = view.dtype() == DType::kI64;
   require((is_wide || view.dtype() == DType::kI32) && view.num_dims() == 2 && view.shape(0) > 0 &&
               view.shape(1) == num_topk,
-          Errc::kMalformedFile, "{}: {} is {}, want i32 or i64 [N, {}] for this workload",
+          Errc::kMalformedFile, "{}: {} is {}, must be i32 or i64 [N, {}] for this workload",
           file.path(), name, view.describe(), num_topk);
   return is_wide ? checked_ids<std::int64_t>(file, name, view, num_experts)
                  : checked_ids<std::int32_t>(file, name, view, num_experts);
@@ -129,7 +129,7 @@ std::shared_ptr<const RoutingTrace> read_trace(const std::string& path, std::int
     trace->layers.push_back(read_layer(*file, name, num_experts, num_topk));
   }
   require(!trace->layers.empty(), Errc::kMalformedFile,
-          "{}: no tensor topk_ids or *.topk_ids, want one of [N, {}]", path, num_topk);
+          "{}: no tensor topk_ids or *.topk_ids, there must be one of [N, {}]", path, num_topk);
   return trace;
 }
 
@@ -142,7 +142,7 @@ RoutingPattern RoutingPattern::parse(const std::string& text, std::int32_t num_e
   pattern.num_experts_ = num_experts;
   pattern.num_topk_ = num_topk;
   require(num_topk >= 1 && num_topk <= num_experts, Errc::kInvalidArgument,
-          "{} choices among {} experts, want from 1 to {}", num_topk, num_experts, num_experts);
+          "{} choices among {} experts, must be from 1 to {}", num_topk, num_experts, num_experts);
   if (text == "uniform") return pattern;
   if (text == "hot") {
     pattern.kind_ = RoutingKind::kHot;

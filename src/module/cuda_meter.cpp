@@ -384,7 +384,7 @@ DeviceWork CudaMeter::host_messages(const WireBytes& sent) {
 }
 
 std::string CudaMeter::why_no_nccl() const {
-  if (window_->is_shared_gpu()) return "NCCL wants a GPU for each rank";
+  if (window_->is_shared_gpu()) return "NCCL requires a GPU for each rank";
   return nccl_calls_obstacle();
 }
 

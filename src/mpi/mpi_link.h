@@ -50,8 +50,8 @@ class Link final : public MpiLink {
   };
 
   Link() = default;
-  /// In a forked copy of the process, too, links are destroyed and messages given up. MPI is not
-  /// its own: it may be in a call of the rank's, and what it says the peers take for the rank's.
+  /// True in a forked child, which must not call MPI: the parent may be inside a call, and peers
+  /// could not tell the two apart.
   bool is_copy() const { return !process_.is_this_one(); }
   MessageId start(int peer, int tag, const MessageBuffer& buffer, bool is_receive);
   void make_progress();

@@ -36,22 +36,22 @@ struct Share {
 
 void check_divides(const char* name, std::int64_t value, const char* divisor_name,
                    std::int64_t divisor) {
-  require(value % divisor == 0, Errc::kInvalidArgument, "{}: {} is {}, want a multiple of {} ({})",
-          kName, name, value, divisor_name, divisor);
+  require(value % divisor == 0, Errc::kInvalidArgument,
+          "{}: {} is {}, must be a multiple of {} ({})", kName, name, value, divisor_name, divisor);
 }
 
 void check(std::span<const std::int64_t> load, const BalanceConfig& config) {
   const auto num_logical = static_cast<std::int64_t>(load.size());
   require(num_logical >= 1 && num_logical <= kMaxExperts, Errc::kInvalidArgument,
-          "{}: the load has {} logical experts, want from 1 to {}", kName, num_logical,
+          "{}: the load has {} logical experts, must have from 1 to {}", kName, num_logical,
           kMaxExperts);
   require(config.num_physical >= num_logical && config.num_physical <= kMaxExperts,
           Errc::kInvalidArgument,
-          "{}: num_physical is {}, want from {} (the logical experts) to {}", kName,
+          "{}: num_physical is {}, must be from {} (the logical experts) to {}", kName,
           config.num_physical, num_logical, kMaxExperts);
   require(config.num_ranks >= 1 && config.num_hosts >= 1 && config.num_groups >= 1,
           Errc::kInvalidArgument,
-          "{}: num_ranks is {}, num_hosts {}, num_groups {}, want at least 1 each", kName,
+          "{}: num_ranks is {}, num_hosts {}, num_groups {}, must be at least 1 each", kName,
           config.num_ranks, config.num_hosts, config.num_groups);
   check_divides("num_physical", config.num_physical, "num_ranks", config.num_ranks);
   check_divides("num_ranks", config.num_ranks, "num_hosts", config.num_hosts);
@@ -59,10 +59,11 @@ void check(std::span<const std::int64_t> load, const BalanceConfig& config) {
   std::int64_t total = 0;
   for (std::size_t e = 0; e < load.size(); ++e) {
     require(load[e] >= 0, Errc::kInvalidArgument,
-            "{}: the load of logical expert {} is {}, want at least 0", kName, e, load[e]);
-    require(!__builtin_add_overflow(total, load[e], &total), Errc::kInvalidArgument,
-            "{}: the loads of logical experts 0 to {} sum to more than 2^63 - 1, want at most that",
-            kName, e);
+            "{}: the load of logical expert {} is {}, must be at least 0", kName, e, load[e]);
+    require(
+        !__builtin_add_overflow(total, load[e], &total), Errc::kInvalidArgument,
+        "{}: the loads of logical experts 0 to {} sum to more than 2^63 - 1, must be at most that",
+        kName, e);
   }
 }
 
@@ -152,24 +153,25 @@ double load_balance(std::span<const std::int64_t> logical_load,
                     std::span<const std::int32_t> physical_to_logical, std::int32_t num_ranks) {
   const auto num_logical = static_cast<std::int64_t>(logical_load.size());
   require(num_ranks >= 1 && physical_to_logical.size() % at(num_ranks) == 0, Errc::kInvalidArgument,
-          "load_balance: num_ranks is {}, want a divisor of {} physical experts", num_ranks,
+          "load_balance: num_ranks is {}, must be a divisor of {} physical experts", num_ranks,
           physical_to_logical.size());
   std::vector<std::int64_t> copies(logical_load.size());
   for (std::size_t p = 0; p < physical_to_logical.size(); ++p) {
     const std::int32_t logical = physical_to_logical[p];
-    require(logical >= -1 && logical < num_logical, Errc::kInvalidArgument,
-            "load_balance: physical expert {} is logical expert {}, want from 0 to {}, or -1 for "
-            "none",
-            p, logical, num_logical - 1);
+    require(
+        logical >= -1 && logical < num_logical, Errc::kInvalidArgument,
+        "load_balance: physical expert {} is logical expert {}, must be from 0 to {}, or -1 for "
+        "none",
+        p, logical, num_logical - 1);
     if (logical >= 0) ++copies[at(logical)];
   }
   double total = 0;
   for (std::size_t e = 0; e < logical_load.size(); ++e) {
-    require(
-        logical_load[e] >= 0 && (logical_load[e] == 0 || copies[e] > 0), Errc::kInvalidArgument,
-        "load_balance: logical expert {} has {} rows and {} copies, want at least 0 rows, and a "
-        "copy for them",
-        e, logical_load[e], copies[e]);
+    require(logical_load[e] >= 0 && (logical_load[e] == 0 || copies[e] > 0), Errc::kInvalidArgument,
+            "load_balance: logical expert {} has {} rows and {} copies, must have at least 0 rows, "
+            "and a "
+            "copy for them",
+            e, logical_load[e], copies[e]);
     total += static_cast<double>(logical_load[e]);
   }
   if (total == 0) return 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Instructions per chunk are counted along the common path of the machine code of
-// cuda/exchange/dispatch_fp8_block.cu for sm_90 (docs/lab/gpus.md, few SMs): a warp that takes chunk
-// after chunk executes 420 to quantize 512 elements and store them to two ranks, of which 190
+// cuda/exchange/dispatch_fp8_block.cu for sm_90 (docs/lab/gpus.md, few SMs): a warp that takes
+// chunk after chunk executes 420 to quantize 512 elements and store them to two ranks, of which 190
 // quantize, and 120 to put 512 elements at four rows. A warp that takes all chunks of a row finds
 // addresses once; 305 and 80 are left.
 

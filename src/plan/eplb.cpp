@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxPhysicalExperts = 65535;
 
 void check_num_experts(const char* function, const char* name, std::int64_t count) {
   require(count >= 1 && count <= kMaxPhysicalExperts, Errc::kInvalidArgument,
-          "{}: {} is {}, want from 1 to {}", function, name, count, kMaxPhysicalExperts);
+          "{}: {} is {}, must be from 1 to {}", function, name, count, kMaxPhysicalExperts);
 }
 
 // Counts the replicas of each logical expert.
@@ -30,7 +30,7 @@ std::vector<std::int32_t> count_replicas(const char* function,
   for (std::size_t p = 0; p < physical_to_logical.size(); ++p) {
     const std::int32_t logical = physical_to_logical[p];
     require(logical >= -1 && logical < num_logical, Errc::kInvalidArgument,
-            "{}: physical expert {} is logical expert {}, want from 0 to {}, or -1 for none",
+            "{}: physical expert {} is logical expert {}, must be from 0 to {}, or -1 for none",
             function, p, logical, num_logical - 1);
     if (logical >= 0) ++counts[static_cast<std::size_t>(logical)];
   }
@@ -38,7 +38,7 @@ std::vector<std::int32_t> count_replicas(const char* function,
 }
 
 void check_matrix_of_ids(const char* function, const TensorView& ids) {
-  require(ids.num_dims() == 2, Errc::kInvalidArgument, "{}: ids are {}, want [T, K]", function,
+  require(ids.num_dims() == 2, Errc::kInvalidArgument, "{}: ids are {}, must be [T, K]", function,
           ids);
 }
 
@@ -49,7 +49,7 @@ std::vector<std::int32_t> initial_physical_to_logical(std::int32_t num_logical,
   check_num_experts("initial_physical_to_logical", "num_logical", num_logical);
   require(num_redundant >= 0 && num_redundant <= kMaxPhysicalExperts - num_logical,
           Errc::kInvalidArgument,
-          "initial_physical_to_logical: num_redundant is {}, want from 0 to {}", num_redundant,
+          "initial_physical_to_logical: num_redundant is {}, must be from 0 to {}", num_redundant,
           kMaxPhysicalExperts - num_logical);
   std::vector<std::int32_t> logical(static_cast<std::size_t>(num_logical + num_redundant));
   for (std::size_t p = 0; p < logical.size(); ++p) {
@@ -65,7 +65,7 @@ LogicalMaps compute_logical_maps(std::span<const std::int32_t> physical_to_logic
   maps.replica_counts = count_replicas("compute_logical_maps", physical_to_logical, num_logical);
   const auto fewest = std::min_element(maps.replica_counts.begin(), maps.replica_counts.end());
   require(*fewest >= 1, Errc::kInvalidArgument,
-          "compute_logical_maps: logical expert {} has no physical expert, want at least 1",
+          "compute_logical_maps: logical expert {} has no physical expert, must have at least 1",
           fewest - maps.replica_counts.begin());
   maps.max_replicas = *std::max_element(maps.replica_counts.begin(), maps.replica_counts.end());
 
@@ -95,8 +95,8 @@ void map_logical_to_physical(const TensorView& topk_ids, const LogicalMaps& maps
 
 ExpertLoad::ExpertLoad(std::int32_t num_physical, std::int32_t window) : window_(window) {
   check_num_experts("expert_load", "num_physical", num_physical);
-  require(window >= 1, Errc::kInvalidArgument, "expert_load: window is {} steps, want at least 1",
-          window);
+  require(window >= 1, Errc::kInvalidArgument,
+          "expert_load: window is {} steps, must be at least 1", window);
   try {
     sums_.resize(static_cast<std::size_t>(num_physical));
     steps_.reserve(sums_.size() * static_cast<std::size_t>(window));
@@ -109,12 +109,12 @@ ExpertLoad::ExpertLoad(std::int32_t num_physical, std::int32_t window) : window_
 void ExpertLoad::add_step(std::span<const std::int64_t> expert_load) {
   const std::size_t num_physical = sums_.size();
   require(expert_load.size() == num_physical, Errc::kInvalidArgument,
-          "expert_load: the step has {} counts, want {}", expert_load.size(), num_physical);
+          "expert_load: the step has {} counts, must have {}", expert_load.size(), num_physical);
   const bool is_full = num_steps_ == window_;
   const auto place = static_cast<std::size_t>(next_) * num_physical;
   for (std::size_t e = 0; e < num_physical; ++e) {
     require(expert_load[e] >= 0, Errc::kInvalidArgument,
-            "expert_load: expert {} has {} rows, want at least 0", e, expert_load[e]);
+            "expert_load: expert {} has {} rows, must have at least 0", e, expert_load[e]);
     (void)checked_add(sums_[e] - (is_full ? steps_[place + e] : 0), expert_load[e]);
   }
   if (!is_full) steps_.resize(steps_.size() + num_physical);
@@ -130,13 +130,14 @@ void ExpertLoad::add_step(const TensorView& physical_ids, std::int64_t num_token
   check_matrix_of_ids("expert_load", physical_ids);
   const IdTensor ids("expert_load", "physical_ids", physical_ids);
   require(num_tokens >= 0 && num_tokens <= physical_ids.shape(0), Errc::kInvalidArgument,
-          "expert_load: num_tokens is {}, want from 0 to {}", num_tokens, physical_ids.shape(0));
+          "expert_load: num_tokens is {}, must be from 0 to {}", num_tokens, physical_ids.shape(0));
   std::vector<std::int64_t> counts(sums_.size());
   for (std::int64_t i = 0; i < num_tokens * physical_ids.shape(1); ++i) {
     const std::int64_t id = ids[i];
     if (id < 0) continue;
     require(id < static_cast<std::int64_t>(counts.size()), Errc::kInvalidArgument,
-            "expert_load: element {} of physical_ids is {}, want below {}", i, id, counts.size());
+            "expert_load: element {} of physical_ids is {}, must be below {}", i, id,
+            counts.size());
     ++counts[static_cast<std::size_t>(id)];
   }
   add_step(counts);
@@ -145,7 +146,7 @@ void ExpertLoad::add_step(const TensorView& physical_ids, std::int64_t num_token
 std::vector<std::int64_t> ExpertLoad::logical_load(
     std::span<const std::int32_t> physical_to_logical, std::int32_t num_logical) const {
   require(physical_to_logical.size() == sums_.size(), Errc::kInvalidArgument,
-          "logical_load: the map has {} physical experts, want {}", physical_to_logical.size(),
+          "logical_load: the map has {} physical experts, must have {}", physical_to_logical.size(),
           sums_.size());
   // Checks every id; the counts themselves are not needed.
   (void)count_replicas("logical_load", physical_to_logical, num_logical);

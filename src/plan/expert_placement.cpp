@@ -15,9 +15,10 @@ constexpr std::int32_t kMaxPlacedExperts = 65535;
 void check_ranks(const char* function, std::int32_t num_ranks, std::int32_t rank,
                  std::int32_t num_experts) {
   require(num_ranks >= 1 && rank >= 0 && rank < num_ranks, Errc::kInvalidArgument,
-          "{}: rank is {} of {} ranks, want a rank below their number", function, rank, num_ranks);
+          "{}: rank is {} of {} ranks, must be a rank below their number", function, rank,
+          num_ranks);
   require(num_experts >= 1 && num_experts <= kMaxPlacedExperts, Errc::kInvalidArgument,
-          "{}: num_experts is {}, want from 1 to {}", function, num_experts, kMaxPlacedExperts);
+          "{}: num_experts is {}, must be from 1 to {}", function, num_experts, kMaxPlacedExperts);
 }
 
 std::vector<std::int64_t> global_ids_of(const ExpertOwnership& ownership, std::int32_t rank,
@@ -60,21 +61,23 @@ ExpertMap determine_expert_map(std::int32_t num_ranks, std::int32_t rank, std::i
 
 PlacementChoice choose_placement(PlacementStrategy requested, const PlacementFacts& facts) {
   require_enum("choose_placement", requested);
-  require(facts.num_expert_groups >= 0 && facts.num_redundant_experts >= 0, Errc::kInvalidArgument,
-          "choose_placement: there are {} expert groups and {} redundant experts, want at least 0",
-          facts.num_expert_groups, facts.num_redundant_experts);
+  require(
+      facts.num_expert_groups >= 0 && facts.num_redundant_experts >= 0, Errc::kInvalidArgument,
+      "choose_placement: there are {} expert groups and {} redundant experts, must be at least 0",
+      facts.num_expert_groups, facts.num_redundant_experts);
   if (requested == PlacementStrategy::kLinear) return {};
   const auto linear = [](std::string reason) {
     return PlacementChoice{PlacementStrategy::kLinear, "round_robin: " + std::move(reason)};
   };
-  if (facts.num_expert_groups <= 1) return linear("the model has one expert group, want several");
+  if (facts.num_expert_groups <= 1)
+    return linear("the model has one expert group, must have several");
   if (facts.num_redundant_experts > 0) {
-    return linear(
-        fmt::format("there are {} redundant experts, want 0", facts.num_redundant_experts));
+    return linear(fmt::format("there are {} redundant experts, there must be 0",
+                              facts.num_redundant_experts));
   }
-  if (facts.enable_eplb) return linear("load balancing is on, want it off");
+  if (facts.enable_eplb) return linear("load balancing is on, must be off");
   if (facts.use_all2all_kernels && !facts.needs_round_robin_routing_tables) {
-    return linear("the backend has no routing tables, want deepep_low_latency or nixl_ep");
+    return linear("the backend has no routing tables, must be deepep_low_latency or nixl_ep");
   }
   return {PlacementStrategy::kRoundRobin, {}};
 }

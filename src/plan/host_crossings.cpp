@@ -11,7 +11,7 @@ namespace switchyard {
 
 HostsOfRanks even_host_map(int num_ranks, int num_hosts) {
   require(num_hosts >= 1 && num_ranks % num_hosts == 0, Errc::kInvalidArgument,
-          "hosts: {} ranks on {} hosts, want as many ranks on each", num_ranks, num_hosts);
+          "hosts: {} ranks on {} hosts, must be as many ranks on each", num_ranks, num_hosts);
   HostsOfRanks hosts;
   for (int rank = 0; rank < num_ranks; ++rank) hosts.push_back(rank / (num_ranks / num_hosts));
   return hosts;
@@ -21,12 +21,13 @@ std::int64_t count_host_crossings(const TensorView& topk_ids, const ExpertOwners
                                   const HostsOfRanks& host_of_rank, int rank) {
   constexpr const char* kName = "count_host_crossings";
   const IdTensor ids(kName, "topk_ids", topk_ids);
-  require(topk_ids.num_dims() == 2, Errc::kInvalidArgument, "{}: topk_ids is {}, want [T, K]",
+  require(topk_ids.num_dims() == 2, Errc::kInvalidArgument, "{}: topk_ids is {}, must be [T, K]",
           kName, topk_ids);
   require(host_of_rank.size() == static_cast<std::size_t>(ownership.num_ranks) && rank >= 0 &&
               rank < ownership.num_ranks,
-          Errc::kInvalidArgument, "{}: hosts of {} ranks and rank {}, want those of a group of {}",
-          kName, host_of_rank.size(), rank, ownership.num_ranks);
+          Errc::kInvalidArgument,
+          "{}: hosts of {} ranks and rank {}, must be those of a group of {}", kName,
+          host_of_rank.size(), rank, ownership.num_ranks);
   const std::int32_t home = host_of_rank[static_cast<std::size_t>(rank)];
   const std::int64_t num_topk = topk_ids.shape(1);
   std::vector<std::int32_t> seen;  // other hosts of one token
@@ -37,7 +38,7 @@ std::int64_t count_host_crossings(const TensorView& topk_ids, const ExpertOwners
       const std::int64_t id = ids[t * num_topk + k];
       if (id == -1) continue;
       require(id >= 0 && id < ownership.num_experts, Errc::kInvalidArgument,
-              "{}: topk_ids[{}, {}] is {}, want from 0 to {}, or -1", kName, t, k, id,
+              "{}: topk_ids[{}, {}] is {}, must be from 0 to {}, or -1", kName, t, k, id,
               ownership.num_experts - 1);
       const int owner = ownership.owner(static_cast<int>(id));
       const std::int32_t host = host_of_rank[static_cast<std::size_t>(owner)];

@@ -76,17 +76,17 @@ void map_ids(const char* function, const TensorView& ids, std::int64_t num_ids,
   for (int d = 0; is_same_shape && d < ids.num_dims(); ++d) {
     is_same_shape = ids.shape(d) == out.shape(d);
   }
-  require(is_same_shape, Errc::kInvalidArgument, "{}: out is {}, want the shape of ids, {}",
+  require(is_same_shape, Errc::kInvalidArgument, "{}: out is {}, must be the shape of ids, {}",
           function, out, ids);
   const std::int64_t count = ids.num_elements();
   const bool is_widened_in_place = ids.data() == out.data() && ids.dtype() != out.dtype();
   require(!is_widened_in_place || count == 0, Errc::kInvalidArgument,
-          "{}: ids and out share memory as {} and {}, want one dtype", function,
+          "{}: ids and out share memory as {} and {}, must be one dtype", function,
           name_of(ids.dtype()), name_of(out.dtype()));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t id = from[i];
     require(id < num_ids, Errc::kInvalidArgument,
-            "{}: element {} of ids is {}, want below {}, or negative for none", function, i, id,
+            "{}: element {} of ids is {}, must be below {}, or negative for none", function, i, id,
             num_ids);
     require(to.can_hold(id < 0 ? id : map(i, id)), Errc::kInvalidArgument,
             "{}: element {} of ids becomes a value that i32 cannot hold; use i64", function, i);

@@ -42,7 +42,8 @@ std::int64_t start_rows(const char* function, std::span<const std::int32_t> coun
 IdTable id_table(const char* function, const TensorView& topk_ids) {
   const bool is_64_bit = topk_ids.dtype() == DType::kI64;
   require(topk_ids.num_dims() == 2 && (is_64_bit || topk_ids.dtype() == DType::kI32),
-          Errc::kInvalidArgument, "{}: topk_ids is {}, want i32 or i64 [T, K]", function, topk_ids);
+          Errc::kInvalidArgument, "{}: topk_ids is {}, must be i32 or i64 [T, K]", function,
+          topk_ids);
   return {topk_ids.data(),   is_64_bit,          topk_ids.shape(0),
           topk_ids.shape(1), topk_ids.stride(0), topk_ids.stride(1)};
 }
@@ -51,7 +52,7 @@ IdTable any_id_table(const char* function, const TensorView& topk_ids) {
   if (topk_ids.num_dims() == 2) return id_table(function, topk_ids);
   const bool is_id = topk_ids.dtype() == DType::kI32 || topk_ids.dtype() == DType::kI64;
   require(topk_ids.has_value() && is_id && topk_ids.is_contiguous(), Errc::kInvalidArgument,
-          "{}: topk_ids is {}, want contiguous i32 or i64", function, topk_ids);
+          "{}: topk_ids is {}, must be contiguous i32 or i64", function, topk_ids);
   return id_table(function,
                   TensorView(topk_ids.data(), topk_ids.dtype(), {topk_ids.num_elements(), 1}));
 }
@@ -61,7 +62,7 @@ MappedIds check_mapped_ids(const TensorView& topk_ids, const TensorView& expert_
   constexpr const char* kFunction = "apply_expert_map";
   const IdTable ids = any_id_table(kFunction, topk_ids);
   require(expert_map.has_value(), Errc::kInvalidArgument,
-          "apply_expert_map: expert_map is absent, want i32 [experts]");
+          "apply_expert_map: expert_map is absent, must be i32 [experts]");
   const ExpertLookup lookup = expert_lookup(kFunction, expert_map);
   bool is_alike =
       local_ids.num_dims() == topk_ids.num_dims() && local_ids.dtype() == topk_ids.dtype();
@@ -69,15 +70,15 @@ MappedIds check_mapped_ids(const TensorView& topk_ids, const TensorView& expert_
     is_alike = local_ids.shape(dim) == topk_ids.shape(dim);
   }
   require(is_alike, Errc::kInvalidArgument,
-          "apply_expert_map: local_ids is {}, want the shape and dtype of topk_ids, {}", local_ids,
-          topk_ids);
+          "apply_expert_map: local_ids is {}, must be the shape and dtype of topk_ids, {}",
+          local_ids, topk_ids);
   return {ids, lookup, any_id_table(kFunction, local_ids)};
 }
 
 ExpertLookup expert_lookup(const char* function, const TensorView& expert_map) {
   if (!expert_map.has_value()) return {};
   require(expert_map.num_dims() == 1 && expert_map.dtype() == DType::kI32, Errc::kInvalidArgument,
-          "{}: expert_map is {}, want i32 [experts]", function, expert_map);
+          "{}: expert_map is {}, must be i32 [experts]", function, expert_map);
   // An empty tensor may have no memory; a null map would mean "no map".
   static constexpr std::int32_t kEmpty = -1;
   const std::int32_t* data = expert_map.as<std::int32_t>();
@@ -88,7 +89,7 @@ void check_flat(const char* function, const char* name, const TensorView& tensor
                 std::int64_t num_elements) {
   require(tensor.has_value() && tensor.dtype() == dtype && tensor.is_contiguous() &&
               tensor.num_elements() == num_elements,
-          Errc::kInvalidArgument, "{}: {} is {}, want {} with {} contiguous elements", function,
+          Errc::kInvalidArgument, "{}: {} is {}, must be {} with {} contiguous elements", function,
           name, tensor, name_of(dtype), num_elements);
 }
 

@@ -30,38 +30,39 @@ bool is_injective(const TensorView& tensor) {
 void check_scales(const char* function, const TensorView& from, const TensorView& to,
                   std::int64_t num_rows) {
   require(to.num_dims() == 2 && to.shape(0) == num_rows, Errc::kInvalidArgument,
-          "{}: output scales is {}, want [{}, scales] for scales {}", function, to, num_rows, from);
-  require(from.num_dims() == 2, Errc::kInvalidArgument, "{}: scales is {}, want [T, S]", function,
+          "{}: output scales is {}, must be [{}, scales] for scales {}", function, to, num_rows,
           from);
+  require(from.num_dims() == 2, Errc::kInvalidArgument, "{}: scales is {}, must be [T, S]",
+          function, from);
   const bool packs = packs_scales(from, to.dtype());
   require(packs || to.dtype() == from.dtype(), Errc::kInvalidArgument,
-          "{}: output scales is {}, want {} [rows, {}], or i32 for e8m0 scales", function, to,
+          "{}: output scales is {}, must be {} [rows, {}], or i32 for e8m0 scales", function, to,
           name_of(from.dtype()), from.shape(1));
   const std::int64_t num_words = packs ? cdiv<std::int64_t>(from.shape(1), 4) : from.shape(1);
   require(to.shape(1) == num_words, Errc::kInvalidArgument,
-          "{}: output scales is {}, want {} [rows, {}]", function, to, name_of(to.dtype()),
+          "{}: output scales is {}, must be {} [rows, {}]", function, to, name_of(to.dtype()),
           num_words);
   require(bits_of(from.dtype()) % 8 == 0, Errc::kInvalidArgument,
-          "{}: scales is {}, want elements of whole bytes", function, from);
+          "{}: scales is {}, must be elements of whole bytes", function, from);
   require(is_injective(to), Errc::kInvalidArgument,
-          "{}: output scales is {}, want elements that do not overlap", function, to);
+          "{}: output scales is {}, must be elements that do not overlap", function, to);
 }
 
 void check_choices(const char* name, const TensorView& tensor, DType dtype, const IdTable& ids) {
   require(tensor.num_dims() == 2 && tensor.dtype() == dtype && tensor.shape(0) == ids.num_tokens &&
               tensor.shape(1) == ids.num_topk,
-          Errc::kInvalidArgument, "ep_gather: {} is {}, want {} [{}, {}]", name, tensor,
+          Errc::kInvalidArgument, "ep_gather: {} is {}, must be {} [{}, {}]", name, tensor,
           name_of(dtype), ids.num_tokens, ids.num_topk);
 }
 
 void check_floats(const TensorView& expert_output, const TensorView& output, const IdTable& ids) {
   require(expert_output.num_dims() == 2 && is_reducible(expert_output.dtype()),
           Errc::kInvalidArgument,
-          "ep_gather: expert_output is {}, want bf16, f16 or f32 [rows, hidden]", expert_output);
+          "ep_gather: expert_output is {}, must be bf16, f16 or f32 [rows, hidden]", expert_output);
   require(output.num_dims() == 2 && is_reducible(output.dtype()) &&
               output.shape(0) == ids.num_tokens && output.shape(1) == expert_output.shape(1),
-          Errc::kInvalidArgument, "ep_gather: output is {}, want bf16, f16 or f32 [{}, {}]", output,
-          ids.num_tokens, expert_output.shape(1));
+          Errc::kInvalidArgument, "ep_gather: output is {}, must be bf16, f16 or f32 [{}, {}]",
+          output, ids.num_tokens, expert_output.shape(1));
 }
 
 }  // namespace
@@ -69,16 +70,16 @@ void check_floats(const TensorView& expert_output, const TensorView& output, con
 ByteRows byte_rows(const char* function, const char* name, const TensorView& tensor,
                    bool is_output) {
   require(tensor.num_dims() == 2 && has_contiguous_rows(tensor), Errc::kInvalidArgument,
-          "{}: {} is {}, want [rows, hidden] with contiguous rows", function, name, tensor);
+          "{}: {} is {}, must be [rows, hidden] with contiguous rows", function, name, tensor);
   const std::int64_t bits = bits_of(tensor.dtype());
   const std::int64_t row_bits = checked_mul(tensor.shape(1), bits);
   const std::int64_t stride_bits = checked_mul(tensor.stride(0), bits);
   const bool is_single = tensor.shape(0) <= 1;
   require(row_bits % 8 == 0 && (is_single || stride_bits % 8 == 0), Errc::kInvalidArgument,
-          "{}: {} is {}, want rows of whole bytes", function, name, tensor);
+          "{}: {} is {}, must be rows of whole bytes", function, name, tensor);
   checked_mul(std::max<std::int64_t>(0, tensor.shape(0) - 1), stride_bits);
   require(!is_output || is_single || stride_bits >= row_bits, Errc::kInvalidArgument,
-          "{}: {} is {}, want rows that do not overlap", function, name, tensor);
+          "{}: {} is {}, must be rows that do not overlap", function, name, tensor);
   return {tensor.as<std::byte>(), tensor.shape(0), static_cast<std::size_t>(row_bits / 8),
           stride_bits / 8};
 }
@@ -86,16 +87,16 @@ ByteRows byte_rows(const char* function, const char* name, const TensorView& ten
 void check_input_rows(const char* function, const TensorView& x, const TensorView& scales,
                       std::int64_t num_tokens) {
   require(x.num_dims() == 2 && x.shape(0) == num_tokens, Errc::kInvalidArgument,
-          "{}: x is {}, want [{}, hidden], a row for each token of topk_ids", function, x,
+          "{}: x is {}, must be [{}, hidden], a row for each token of topk_ids", function, x,
           num_tokens);
   require(!scales.has_value() || (scales.num_dims() == 2 && scales.shape(0) == num_tokens),
-          Errc::kInvalidArgument, "{}: scales is {}, want [{}, scales]", function, scales,
+          Errc::kInvalidArgument, "{}: scales is {}, must be [{}, scales]", function, scales,
           num_tokens);
 }
 
 void check_output_rows(const char* function, const TensorView& x, const TensorView& out) {
   require(out.num_dims() == 2 && out.dtype() == x.dtype() && out.shape(1) == x.shape(1),
-          Errc::kInvalidArgument, "{}: output x is {}, want {} [rows, {}]", function, out,
+          Errc::kInvalidArgument, "{}: output x is {}, must be {} [rows, {}]", function, out,
           name_of(x.dtype()), x.shape(1));
 }
 

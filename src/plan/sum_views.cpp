@@ -35,12 +35,12 @@ SumViews check_sum(const WeightAndReduceArguments& arguments, const TensorView& 
   require(rows.has_value() && is_reducible(sum.dtype) && rows.is_contiguous() &&
               rows.num_dims() >= 2 && rows.num_dims() <= 3,
           Errc::kInvalidArgument,
-          "weight_and_reduce: expert_output is {}, want contiguous bf16, f16 or f32", rows);
+          "weight_and_reduce: expert_output is {}, must be contiguous bf16, f16 or f32", rows);
   sum.rows = rows.as<std::byte>();
   sum.hidden = rows.shape(rows.num_dims() - 1);
   require(output.num_dims() == 2 && output.dtype() == sum.dtype &&
               output.shape(0) == sum.ids.num_tokens && output.shape(1) == sum.hidden,
-          Errc::kInvalidArgument, "weight_and_reduce: output is {}, want {} [{}, {}]", output,
+          Errc::kInvalidArgument, "weight_and_reduce: output is {}, must be {} [{}, {}]", output,
           name_of(sum.dtype), sum.ids.num_tokens, sum.hidden);
   sum.out = byte_rows(kFunction, "output", output, true);
   if (arguments.apply_router_weight_on_input) return sum;
@@ -48,8 +48,8 @@ SumViews check_sum(const WeightAndReduceArguments& arguments, const TensorView& 
   require(given.num_dims() == 2 && given.shape(0) == sum.ids.num_tokens &&
               given.shape(1) == sum.ids.num_topk && given.dtype() == DType::kF32 &&
               given.is_contiguous(),
-          Errc::kInvalidArgument, "weight_and_reduce: topk_weights is {}, want f32 [{}, {}]", given,
-          sum.ids.num_tokens, sum.ids.num_topk);
+          Errc::kInvalidArgument, "weight_and_reduce: topk_weights is {}, must be f32 [{}, {}]",
+          given, sum.ids.num_tokens, sum.ids.num_topk);
   sum.weights = given.as<float>();
   return sum;
 }
@@ -58,12 +58,12 @@ SumViews check_sum(const WeightAndReduceArguments& arguments, const TensorView& 
 
 NoOpViews check_no_op(const TensorView& expert_output, const TensorView& output) {
   require(expert_output.has_value(), Errc::kInvalidArgument,
-          "weight_and_reduce: expert_output is absent, want [T, H]");
+          "weight_and_reduce: expert_output is absent, must be [T, H]");
   if (!output.has_value() || is_same_tensor(expert_output, output)) return {};
   require(has_same_shape(expert_output, output) && expert_output.dtype() == output.dtype(),
           Errc::kInvalidArgument,
-          "weight_and_reduce: output is {}, want the shape and dtype of expert_output, {}", output,
-          expert_output);
+          "weight_and_reduce: output is {}, must be the shape and dtype of expert_output, {}",
+          output, expert_output);
   return {true, byte_rows(kFunction, "expert_output", expert_output, false),
           byte_rows(kFunction, "output", output, true)};
 }
@@ -76,7 +76,7 @@ SumViews check_contiguous(const WeightAndReduce& policy, const WeightAndReduceAr
   const bool is_flat = given.num_dims() == 2;
   require(is_flat ? given.shape(0) == num_rows
                   : given.shape(0) == sum.ids.num_tokens && given.shape(1) == sum.ids.num_topk,
-          Errc::kInvalidArgument, "weight_and_reduce: expert_output is {}, want [{}, {}, {}]",
+          Errc::kInvalidArgument, "weight_and_reduce: expert_output is {}, must be [{}, {}, {}]",
           given, sum.ids.num_tokens, sum.ids.num_topk, sum.hidden);
   if (policy.skips_padding) sum.lookup = expert_lookup(kFunction, arguments.expert_map);
   return sum;
@@ -87,7 +87,7 @@ SumViews check_naive_batched(const WeightAndReduce& policy,
   SumViews sum = check_sum(arguments, output);
   const TensorView& given = arguments.expert_output;
   require(given.num_dims() == 3, Errc::kInvalidArgument,
-          "weight_and_reduce: expert_output is {}, want [experts, capacity, {}]", given,
+          "weight_and_reduce: expert_output is {}, must be [experts, capacity, {}]", given,
           sum.hidden);
   require(policy.rank >= 0, Errc::kInvalidArgument,
           "weight_and_reduce: rank is {}, must not be negative", policy.rank);
@@ -99,7 +99,7 @@ SumViews check_naive_batched(const WeightAndReduce& policy,
 
 void fail_delegate() {
   fail(Errc::kInvalidArgument,
-       "weight_and_reduce: the policy is delegate, want one that prepare/finalize chose; ask "
+       "weight_and_reduce: the policy is delegate, must be one that prepare/finalize chose; ask "
        "or_else()");
 }
 

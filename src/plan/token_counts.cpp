@@ -16,7 +16,8 @@ constexpr std::int64_t kMaxRanks = 1 << 24;
 void check_counts(const char* function, std::span<const std::int64_t> counts) {
   for (std::size_t r = 0; r < counts.size(); ++r) {
     require(counts[r] >= 0, Errc::kInvalidArgument,
-            "{}: data-parallel rank {} has {} tokens, want at least 0", function, r, counts[r]);
+            "{}: data-parallel rank {} has {} tokens, must have at least 0", function, r,
+            counts[r]);
   }
 }
 
@@ -25,13 +26,14 @@ void check_counts(const char* function, std::span<const std::int64_t> counts) {
 std::vector<std::int64_t> compute_sp_num_tokens(std::span<const std::int64_t> tokens_across_dp,
                                                 std::int64_t sp_size) {
   require(sp_size >= 1, Errc::kInvalidArgument,
-          "compute_sp_num_tokens: sp_size is {}, want at least 1", sp_size);
+          "compute_sp_num_tokens: sp_size is {}, must be at least 1", sp_size);
   check_counts("compute_sp_num_tokens", tokens_across_dp);
   const auto num_ranks =
       checked_mul<std::int64_t>(static_cast<std::int64_t>(tokens_across_dp.size()), sp_size);
-  require(num_ranks <= kMaxRanks, Errc::kInvalidArgument,
-          "compute_sp_num_tokens: {} data-parallel ranks x sp_size {} is {} ranks, want at most {}",
-          tokens_across_dp.size(), sp_size, num_ranks, kMaxRanks);
+  require(
+      num_ranks <= kMaxRanks, Errc::kInvalidArgument,
+      "compute_sp_num_tokens: {} data-parallel ranks x sp_size {} is {} ranks, must be at most {}",
+      tokens_across_dp.size(), sp_size, num_ranks, kMaxRanks);
   std::vector<std::int64_t> sizes;
   sizes.reserve(static_cast<std::size_t>(num_ranks));
   for (const std::int64_t tokens : tokens_across_dp) {
@@ -46,7 +48,7 @@ std::vector<std::int64_t> compute_chunked_local_num_tokens(
     std::int64_t chunk) {
   require(
       max_chunk >= 1 && chunk >= 0, Errc::kInvalidArgument,
-      "compute_chunked_local_num_tokens: max_chunk is {} and chunk is {}, want at least 1 and 0",
+      "compute_chunked_local_num_tokens: max_chunk is {} and chunk is {}, must be at least 1 and 0",
       max_chunk, chunk);
   const std::int64_t done = checked_mul(max_chunk, chunk);
   std::vector<std::int64_t> sizes = compute_sp_num_tokens(tokens_across_dp, sp_size);
@@ -59,7 +61,7 @@ std::vector<std::int64_t> compute_chunked_local_num_tokens(
 TokenCounts::TokenCounts(std::vector<std::int64_t> tokens_across_dp)
     : tokens_across_dp_(std::move(tokens_across_dp)) {
   require(!tokens_across_dp_.empty(), Errc::kInvalidArgument,
-          "token_counts: there are 0 data-parallel ranks, want at least 1");
+          "token_counts: there are 0 data-parallel ranks, there must be at least 1");
   check_counts("token_counts", tokens_across_dp_);
 }
 

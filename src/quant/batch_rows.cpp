@@ -9,11 +9,11 @@ namespace switchyard {
 namespace {
 
 void check_rows(const char* function, const TensorView& x, int num_dims) {
-  require(x.num_dims() == num_dims, Errc::kInvalidArgument, "{}: x is {}, want {} dimensions",
+  require(x.num_dims() == num_dims, Errc::kInvalidArgument, "{}: x is {}, must be {} dimensions",
           function, x.describe(), num_dims);
   require(x.dtype() == DType::kBF16 || x.dtype() == DType::kF16 || x.dtype() == DType::kF32,
-          Errc::kInvalidArgument, "{}: x is {}, want bf16, f16 or f32", function, x.describe());
-  require(has_contiguous_rows(x), Errc::kInvalidArgument, "{}: x is {}, want contiguous rows",
+          Errc::kInvalidArgument, "{}: x is {}, must be bf16, f16 or f32", function, x.describe());
+  require(has_contiguous_rows(x), Errc::kInvalidArgument, "{}: x is {}, must be contiguous rows",
           function, x.describe());
 }
 
@@ -28,7 +28,7 @@ BatchRows check_batch_rows(const char* function, const TensorView& x, const Tens
   check_rows(function, x, 3);
   require(counts.dtype() == DType::kI32 && counts.num_dims() == 1 &&
               counts.shape(0) == x.shape(0) && counts.is_contiguous(),
-          Errc::kInvalidArgument, "{}: counts is {}, want contiguous i32 [{}]", function,
+          Errc::kInvalidArgument, "{}: counts is {}, must be contiguous i32 [{}]", function,
           counts.describe(), x.shape(0));
   return {x, x.shape(0), x.shape(1), x.shape(2), counts.as<std::int32_t>()};
 }
@@ -36,7 +36,7 @@ BatchRows check_batch_rows(const char* function, const TensorView& x, const Tens
 void check_counts(const char* function, const BatchRows& rows) {
   for (std::int64_t e = 0; rows.counts != nullptr && e < rows.num_experts; ++e) {
     require(rows.counts[e] >= 0 && rows.counts[e] <= rows.capacity, Errc::kInvalidArgument,
-            "{}: counts[{}] is {}, want from 0 to {} rows", function, e, rows.counts[e],
+            "{}: counts[{}] is {}, must be from 0 to {} rows", function, e, rows.counts[e],
             rows.capacity);
   }
 }
@@ -49,10 +49,11 @@ void check_batch_codes(const char* function, const TensorView& q, DType dtype,
                : TensorView(nullptr, dtype, {rows.capacity, hidden});
   bool fits = q.dtype() == dtype && q.num_dims() == want.num_dims() && q.is_contiguous();
   for (int dim = 0; fits && dim < want.num_dims(); ++dim) fits = q.shape(dim) == want.shape(dim);
-  require(fits, Errc::kInvalidArgument, "{}: q is {}, want contiguous {}", function, q.describe(),
-          want.describe());
+  require(fits, Errc::kInvalidArgument, "{}: q is {}, must be contiguous {}", function,
+          q.describe(), want.describe());
   require(hidden * bits_of(dtype) % 8 == 0, Errc::kInvalidArgument,
-          "{}: a row has {} elements of {}, want whole bytes", function, hidden, name_of(dtype));
+          "{}: a row has {} elements of {}, must have whole bytes", function, hidden,
+          name_of(dtype));
 }
 
 }  // namespace switchyard

@@ -37,7 +37,7 @@ OwnedScales quantize_into(const TensorView& x, const QuantScheme& scheme, ScaleL
   }
   const bool is_tiled = layout == ScaleLayout::kSwizzled;
   require(!is_tiled || bits_of(dtype) == 8, Errc::kInvalidArgument,
-          "{}: layout is kSwizzled for {} scales of {}, want one-byte scales", kQuantizeInput,
+          "{}: layout is kSwizzled for {} scales of {}, must be one-byte scales", kQuantizeInput,
           name_of(dtype), name_of(scheme));
   const std::int64_t width = num_scales(scheme, x.shape(1));
   scales = make_scales(dtype, is_tiled ? ScaleLayout::kRowMajor : layout, x.shape(0), width);
@@ -63,7 +63,7 @@ QuantizedInput quantize_with_row_scales(const TensorView& x, const TensorView& s
   require(scale.dtype() == DType::kF32 && scale.num_dims() == 2 && scale.shape(0) == x.shape(0) &&
               scale.shape(1) >= 1 && hidden % scale.shape(1) == 0,
           Errc::kInvalidArgument,
-          "{}: scale is {}, want f32 [1], [{}, 1], or [{}, a divisor of {}] for fp8_e4m3",
+          "{}: scale is {}, must be f32 [1], [{}, 1], or [{}, a divisor of {}] for fp8_e4m3",
           kQuantizeInput, scale.describe(), x.shape(0), x.shape(0), hidden);
   const BatchRows rows = check_matrix_rows(kQuantizeInput, x);
   const std::int64_t group = hidden / scale.shape(1);
@@ -97,11 +97,11 @@ QuantizedInput quantize_plain(const TensorView& x, const TensorView& scale,
   const bool is_fp8 = token.dtype == DType::kE4M3;
   if (config.block_shape) {
     require(!config.per_act_token_quant, Errc::kInvalidArgument,
-            "{}: per_act_token_quant with block_shape [{}, {}], want one of them for {}",
+            "{}: per_act_token_quant with block_shape [{}, {}], must be one of them for {}",
             kQuantizeInput, (*config.block_shape)[0], (*config.block_shape)[1], config.quant_dtype);
     const std::int64_t block = (*config.block_shape)[1];
     require(block >= 1 && block <= INT32_MAX, Errc::kInvalidArgument,
-            "{}: block_shape[1] is {}, want from 1 to {} elements", kQuantizeInput, block,
+            "{}: block_shape[1] is {}, must be from 1 to {} elements", kQuantizeInput, block,
             INT32_MAX);
     QuantScheme scheme = is_fp8 ? schemes::kFp8Block : schemes::kInt8Block;
     scheme.block = static_cast<std::int32_t>(block);
@@ -119,13 +119,14 @@ ScaleLayout layout_of(const QuantizeInputConfig& config) {
 
 void refuse_block_shape(const QuantizeInputConfig& config) {
   require(!config.block_shape, Errc::kInvalidArgument,
-          "{}: block_shape is given, want none for {}, whose blocks are fixed", kQuantizeInput,
+          "{}: block_shape is given, must be absent for {}, whose blocks are fixed", kQuantizeInput,
           config.quant_dtype);
 }
 
 void refuse_per_token(const QuantizeInputConfig& config) {
   require(!config.per_act_token_quant, Errc::kInvalidArgument,
-          "{}: per_act_token_quant is set, want false for {}", kQuantizeInput, config.quant_dtype);
+          "{}: per_act_token_quant is set, must be false for {}", kQuantizeInput,
+          config.quant_dtype);
 }
 
 QuantizedInput quantize_nvfp4(const TensorView& x, const TensorView& scale,
@@ -133,7 +134,7 @@ QuantizedInput quantize_nvfp4(const TensorView& x, const TensorView& scale,
   refuse_block_shape(config);
   refuse_per_token(config);
   require(scale.has_value() && scale.dtype() == DType::kF32 && scale.num_elements() == 1,
-          Errc::kInvalidArgument, "{}: scale is {}, want the global scale, f32 [1], for nvfp4",
+          Errc::kInvalidArgument, "{}: scale is {}, must be the global scale, f32 [1], for nvfp4",
           kQuantizeInput, scale.describe());
   return quantize_input(x, schemes::kNvfp4, layout_of(config), scale);
 }
@@ -152,16 +153,16 @@ Tensor pad_rows(const TensorView& x, std::int64_t padded) {
 
 QuantizedInput quantize_mxfp8(const TensorView& x, const TensorView& scale,
                               const QuantizeInputConfig& config) {
-  require(!scale.has_value(), Errc::kInvalidArgument, "{}: scale is {}, want none for mxfp8",
+  require(!scale.has_value(), Errc::kInvalidArgument, "{}: scale is {}, must be absent for mxfp8",
           kQuantizeInput, scale.describe());
   refuse_per_token(config);
   if (config.block_shape) {
     require((*config.block_shape)[0] == 1 && (*config.block_shape)[1] == 32, Errc::kInvalidArgument,
-            "{}: block_shape is [{}, {}], want none or [1, 32] for mxfp8", kQuantizeInput,
+            "{}: block_shape is [{}, {}], must be none or [1, 32] for mxfp8", kQuantizeInput,
             (*config.block_shape)[0], (*config.block_shape)[1]);
   }
   require(config.mx_alignment >= 0, Errc::kInvalidArgument,
-          "{}: mx_alignment is {}, want at least 0", kQuantizeInput, config.mx_alignment);
+          "{}: mx_alignment is {}, must be at least 0", kQuantizeInput, config.mx_alignment);
   const std::int64_t alignment = config.mx_alignment == 0 ? 1 : config.mx_alignment;
   const std::int64_t padded = checked_add(x.shape(1), alignment - 1) / alignment * alignment;
   if (padded == x.shape(1)) return quantize_input(x, schemes::kMxfp8, layout_of(config));
@@ -172,7 +173,7 @@ QuantizedInput simulate_mx(const TensorView& x, const QuantizeInputConfig& confi
   refuse_block_shape(config);
   refuse_per_token(config);
   require(config.quantization_emulation, Errc::kInvalidArgument,
-          "{}: quantization_emulation is false, want true for {}, which is only simulated",
+          "{}: quantization_emulation is false, must be true for {}, which is only simulated",
           kQuantizeInput, config.quant_dtype);
   return simulate(x, *scheme_from_name(config.quant_dtype));
 }
@@ -181,11 +182,12 @@ QuantizedInput simulate_fp8(const TensorView& x, const TensorView& scale,
                             const QuantizeInputConfig& config) {
   constexpr std::string_view kEnd = "a_fp8";
   const std::string_view scheme = config.ocp_mx_scheme;
-  require(scheme.size() >= kEnd.size() && scheme.substr(scheme.size() - kEnd.size()) == kEnd,
-          Errc::kInvalidArgument,
-          "{}: quant_dtype is fp8 with ocp_mx_scheme \"{}\", want a scheme that ends in a_fp8; for "
-          "fp8 values say fp8_e4m3",
-          kQuantizeInput, scheme);
+  require(
+      scheme.size() >= kEnd.size() && scheme.substr(scheme.size() - kEnd.size()) == kEnd,
+      Errc::kInvalidArgument,
+      "{}: quant_dtype is fp8 with ocp_mx_scheme \"{}\", must be a scheme that ends in a_fp8; for "
+      "fp8 values say fp8_e4m3",
+      kQuantizeInput, scheme);
   refuse_block_shape(config);
   refuse_per_token(config);
   return simulate(x, schemes::kFp8Tensor, scale);
@@ -216,11 +218,11 @@ QuantizedInput quantize_input(const TensorView& x, const TensorView& scale,
   if (dtype == "mxfp4" || dtype == "mxfp6_e3m2" || dtype == "mxfp6_e2m3") {
     return simulate_mx(x, config);
   }
-  fail(
-      Errc::kInvalidArgument,
-      "{}: quant_dtype is \"{}\", want none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_e3m2, mxfp6_e2m3, "
-      "mxfp8 or fp8",
-      kQuantizeInput, dtype);
+  fail(Errc::kInvalidArgument,
+       "{}: quant_dtype is \"{}\", must be none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_e3m2, "
+       "mxfp6_e2m3, "
+       "mxfp8 or fp8",
+       kQuantizeInput, dtype);
 }
 
 QuantizedInput quantize_input(const TensorView& x, const QuantScheme& scheme, ScaleLayout layout,

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kChunk = 1024;  // f32 elements converted at a time, which stay in L1
 
 [[noreturn]] void fail_dtype(const char* function, DType dtype) {
-  fail(Errc::kInvalidArgument, "{}: elements are {}, want bf16, f16 or f32", function,
+  fail(Errc::kInvalidArgument, "{}: elements are {}, must be bf16, f16 or f32", function,
        name_of(dtype));
 }
 

@@ -22,7 +22,7 @@ std::int64_t checked_align_up(std::int64_t value, std::int64_t alignment) {
 }
 
 void check_size(const char* name, std::int64_t size) {
-  require(size >= 0, Errc::kInvalidArgument, "scales: {} is {}, want at least 0", name, size);
+  require(size >= 0, Errc::kInvalidArgument, "scales: {} is {}, must be at least 0", name, size);
 }
 
 // Elements from one column to the next.
@@ -128,7 +128,7 @@ void relayout_scales(const TensorView& from, const TensorView& to) {
               a.element_bytes == b.element_bytes &&
               fits_in(small.num_rows, large.num_rows, row_slack) &&
               fits_in(small.num_scales, large.num_scales, scale_slack),
-          Errc::kInvalidArgument, "relayout_scales: to is {}, want the rows and scales of {}",
+          Errc::kInvalidArgument, "relayout_scales: to is {}, must be the rows and scales of {}",
           to.describe(), from.describe());
   const std::int64_t num_rows = small.num_scales == 0 ? 0 : small.num_rows;
   for (std::int64_t e = 0; e < num_planes(from); ++e) {
@@ -145,7 +145,7 @@ Tensor swizzle_scales(const TensorView& scales) {
   require_host("swizzle_scales", {{"scales", scales}});
   check_scale_view("swizzle_scales", "scales", scales);
   require(!is_swizzled(scales) && bits_of(scales.dtype()) <= 16, Errc::kInvalidArgument,
-          "swizzle_scales: scales is {}, want rows of one or two bytes an element",
+          "swizzle_scales: scales is {}, must be rows of one or two bytes an element",
           scales.describe());
   const ScalePlane plane = plane_of(scales);
   constexpr ScaleLayout kTiles = ScaleLayout::kSwizzled;
@@ -162,7 +162,7 @@ Tensor unswizzle_scales(const TensorView& tiles, std::int64_t num_rows, std::int
   const std::int64_t want = num_scale_elements(ScaleLayout::kSwizzled, num_rows, num_scales);
   require(tiles.has_value() && tiles.is_contiguous() && tiles.num_elements() == want,
           Errc::kInvalidArgument,
-          "unswizzle_scales: tiles is {}, want {} contiguous elements for [{}, {}]",
+          "unswizzle_scales: tiles is {}, must be {} contiguous elements for [{}, {}]",
           tiles.describe(), want, num_rows, num_scales);
   Tensor rows(tiles.dtype(), {num_rows, num_scales});
   relayout_scales(
@@ -181,7 +181,7 @@ TensorView normalize_scales_shape(const TensorView& scales) {
                       device);
   }
   require(scales.is_contiguous(), Errc::kInvalidArgument,
-          "normalize_scales_shape: scales is {}, want a contiguous tensor", scales.describe());
+          "normalize_scales_shape: scales is {}, must be a contiguous tensor", scales.describe());
   std::int64_t num_rows = 1;
   for (int dim = 0; dim + 1 < dims; ++dim) num_rows *= scales.shape(dim);
   return TensorView(scales.data(), scales.dtype(), {num_rows, scales.shape(dims - 1)}, device);
@@ -190,14 +190,14 @@ TensorView normalize_scales_shape(const TensorView& scales) {
 TensorView normalize_batched_scales_shape(const TensorView& scales, std::int64_t num_experts) {
   if (!scales.has_value() || scales.num_dims() >= 3) return scales;
   require(num_experts >= 1, Errc::kInvalidArgument,
-          "normalize_batched_scales_shape: num_experts is {}, want at least 1", num_experts);
+          "normalize_batched_scales_shape: num_experts is {}, must be at least 1", num_experts);
   if (scales.num_elements() == 1) {
     return TensorView(scales.data(), scales.dtype(), {num_experts, 1, 1}, {0, 0, 0},
                       scales.device());
   }
   const TensorView rows = normalize_scales_shape(scales);
   require(rows.shape(0) % num_experts == 0, Errc::kInvalidArgument,
-          "normalize_batched_scales_shape: scales is {}, want rows that {} experts divide",
+          "normalize_batched_scales_shape: scales is {}, must be rows that {} experts divide",
           scales.describe(), num_experts);
   const std::int64_t capacity = rows.shape(0) / num_experts;
   return TensorView(rows.data(), rows.dtype(), {num_experts, capacity, rows.shape(1)},

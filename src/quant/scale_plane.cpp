@@ -51,15 +51,15 @@ bool is_batched(const TensorView& scales) {
 void check_scale_view(const char* function, const char* name, const TensorView& scales) {
   const int dims = scales.num_dims();
   require(dims == 2 || dims == 3 || dims == 5 || dims == 6, Errc::kInvalidArgument,
-          "{}: {} is {}, want 2 or 3 dimensions, or 5 or 6 of tiles", function, name,
+          "{}: {} is {}, must be 2 or 3 dimensions, or 5 or 6 of tiles", function, name,
           scales.describe());
   const int bits = bits_of(scales.dtype());
   require(bits == 8 || bits == 16 || bits == 32, Errc::kInvalidArgument,
-          "{}: {} is {}, want elements of 1, 2 or 4 bytes", function, name, scales.describe());
+          "{}: {} is {}, must be elements of 1, 2 or 4 bytes", function, name, scales.describe());
   if (!is_swizzled(scales)) return;
   require(scales.shape(dims - 3) == 32 && scales.shape(dims - 2) == 4 &&
               scales.shape(dims - 1) == 4 && scales.is_contiguous(),
-          Errc::kInvalidArgument, "{}: {} is {}, want contiguous tiles [.., .., 32, 4, 4]",
+          Errc::kInvalidArgument, "{}: {} is {}, must be contiguous tiles [.., .., 32, 4, 4]",
           function, name, scales.describe());
 }
 
@@ -74,11 +74,11 @@ void check_scales_for(const char* function, const TensorView& scales, DType dtyp
   for (int dim = 0; fits && dim < want.num_dims(); ++dim) {
     fits = scales.shape(dim) == want.shape(dim);
   }
-  require(fits, Errc::kInvalidArgument, "{}: scales is {}, want {}", function, scales.describe(),
+  require(fits, Errc::kInvalidArgument, "{}: scales is {}, must be {}", function, scales.describe(),
           want.describe());
   check_scale_view(function, "scales", scales);
   require(!is_swizzled(scales) || bits_of(dtype) == 8, Errc::kInvalidArgument,
-          "{}: scales is {}, want one-byte scales in tiles", function, scales.describe());
+          "{}: scales is {}, must be one-byte scales in tiles", function, scales.describe());
 }
 
 ScalePlane plane_of(const TensorView& scales, std::int64_t expert) {

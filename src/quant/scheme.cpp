@@ -37,9 +37,9 @@ constexpr std::array<QuantScheme, 16> kMeanings{
 std::string describe_group(const QuantScheme& scheme) {
   switch (scheme.group) {
     case ScaleGroup::kNone: return "no scales";
-    case ScaleGroup::kTensor: return "one scale a tensor";
-    case ScaleGroup::kToken: return "one scale a token";
-    case ScaleGroup::kBlock: return fmt::format("one scale a block of {}", scheme.block);
+    case ScaleGroup::kTensor: return "one scale per tensor";
+    case ScaleGroup::kToken: return "one scale per token";
+    case ScaleGroup::kBlock: return fmt::format("one scale per block of {}", scheme.block);
   }
   return "unknown scale group";
 }
@@ -80,7 +80,7 @@ bool is_alike(const QuantScheme& a, const QuantScheme& b) {
   for (const QuantScheme& known : kMeanings) {
     if (known.dtype == scheme.dtype) choices += (choices.empty() ? "" : "; or ") + describe(known);
   }
-  fail(Errc::kInvalidArgument, "{}: scheme is {}, want {}", function, describe(scheme),
+  fail(Errc::kInvalidArgument, "{}: scheme is {}, must be {}", function, describe(scheme),
        choices.empty() ? "elements of e4m3, i8, e2m1, e2m3 or e3m2" : choices);
 }
 
@@ -128,7 +128,7 @@ void check_scheme(const char* function, const QuantScheme& scheme) {
     const bool is_plain =
         scheme.dtype == DType::kBF16 || scheme.dtype == DType::kF16 || scheme.dtype == DType::kF32;
     require(is_plain, Errc::kInvalidArgument,
-            "{}: elements are {} without scales, want bf16, f16 or f32", function,
+            "{}: elements are {} without scales, must be bf16, f16 or f32", function,
             name_of(scheme.dtype));
     return;
   }
@@ -136,18 +136,19 @@ void check_scheme(const char* function, const QuantScheme& scheme) {
                                   [&](const QuantScheme& each) { return is_alike(each, scheme); });
   if (known == kMeanings.end()) refuse(function, scheme);
   if (scheme.group != ScaleGroup::kBlock) return;
-  require(scheme.block > 0, Errc::kInvalidArgument, "{}: block is {}, want at least 1 element",
+  require(scheme.block > 0, Errc::kInvalidArgument, "{}: block is {}, must be at least 1 element",
           function, scheme.block);
   require(known->block == 0 || known->block == scheme.block, Errc::kInvalidArgument,
-          "{}: block is {} for {} with {}, want {}", function, scheme.block, name_of(scheme.dtype),
-          describe_format(scheme.scale_format), known->block);
+          "{}: block is {} for {} with {}, must be {}", function, scheme.block,
+          name_of(scheme.dtype), describe_format(scheme.scale_format), known->block);
 }
 
 void check_hidden(const char* function, const QuantScheme& scheme, std::int64_t hidden) {
-  require(hidden >= 0, Errc::kInvalidArgument, "{}: hidden is {}, want at least 0", function,
+  require(hidden >= 0, Errc::kInvalidArgument, "{}: hidden is {}, must be at least 0", function,
           hidden);
   require(scheme.dtype != DType::kE2M1 || hidden % 2 == 0, Errc::kInvalidArgument,
-          "{}: hidden is {}, want an even number for e2m1, which shares bytes", function, hidden);
+          "{}: hidden is {}, must be an even number for e2m1, which shares bytes", function,
+          hidden);
 }
 
 std::optional<QuantScheme> scheme_from_name(std::string_view name) {

@@ -27,8 +27,8 @@ struct Shape {
 Shape check_sides(const char* function, const TensorView& scales, const TensorView& words) {
   check_scale_view(function, "scales", scales);
   require(!is_swizzled(scales) && (scales.dtype() == DType::kF32 || bits_of(scales.dtype()) == 8),
-          Errc::kInvalidArgument, "{}: scales is {}, want rows of f32 or of e8m0 bytes", function,
-          scales.describe());
+          Errc::kInvalidArgument, "{}: scales is {}, must be rows of f32 or of e8m0 bytes",
+          function, scales.describe());
   const ScalePlane plane = plane_of(scales);
   const std::int64_t num_experts = is_batched(scales) ? scales.shape(0) : kNoExperts;
   check_scales_for(function, words, DType::kI32, num_experts, plane.num_rows,
@@ -59,7 +59,7 @@ void check_powers_of_two(const TensorView& scales, const Shape& shape) {
     for (std::int64_t n = 0; n < shape.num_rows; ++n) {
       for (std::int64_t s = 0; s < shape.num_scales; ++s) {
         require(exponent_byte(plane, n, s) >= 0, Errc::kInvalidArgument,
-                "pack_ue8m0: scale {} of row {} of plane {} is no power of two; quantize with "
+                "pack_ue8m0: scale {} of row {} of plane {} is not a power of two; quantize with "
                 "kF32PowerOfTwo or kE8M0Packed",
                 s, n, e);
       }

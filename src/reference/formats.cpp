@@ -67,7 +67,7 @@ const SmallFloat& small_float(DType dtype) {
     case DType::kE2M3: return kE2M3;
     case DType::kE3M2: return kE3M2;
     default:
-      fail(Errc::kNotSupported, "reference: elements of {}, want e4m3, e2m1, e2m3 or e3m2",
+      fail(Errc::kNotSupported, "reference: elements of {}, must be e4m3, e2m1, e2m3 or e3m2",
            name_of(dtype));
   }
 }
@@ -81,7 +81,8 @@ float round_to(DType dtype, float x) {
     case DType::kBF16: return round_to_format(x, 7, -126, std::ldexp(2.0 - 0x1p-7, 127));
     case DType::kF16: return round_to_format(x, 10, -14, 65504.0);
     default:
-      fail(Errc::kNotSupported, "reference: output is {}, want bf16, f16 or f32", name_of(dtype));
+      fail(Errc::kNotSupported, "reference: output is {}, must be bf16, f16 or f32",
+           name_of(dtype));
   }
 }
 

@@ -155,7 +155,7 @@ float quantize_group(const QuantScheme& scheme, const Group& group, float tensor
       return is_i8 ? int8_tensor(group, tensor_scale) : fp8_tensor(group, tensor_scale);
     case ScaleGroup::kNone: break;
   }
-  fail(Errc::kNotSupported, "reference: scheme without scales, want block, token or tensor");
+  fail(Errc::kNotSupported, "reference: scheme without scales, must be block, token or tensor");
 }
 
 std::uint32_t exponent_byte(float power_of_two) {
@@ -186,10 +186,10 @@ QuantizedRows quantize(const QuantScheme& scheme, const Table<float>& x,
                        std::optional<float> static_scale) {
   require(scheme.dtype == DType::kE4M3 || scheme.dtype == DType::kI8 ||
               scheme.rule == ScaleRule::kMx || scheme.rule == ScaleRule::kTwoLevel,
-          Errc::kNotSupported, "reference: scheme of {}, want e4m3, i8 or a block format",
+          Errc::kNotSupported, "reference: scheme of {}, must be e4m3, i8 or a block format",
           name_of(scheme.dtype));
   require(scheme.group == ScaleGroup::kBlock || scheme.scale_format == ScaleFormat::kF32,
-          Errc::kNotSupported, "reference: power-of-two scales want blocks");
+          Errc::kNotSupported, "reference: power-of-two scales require blocks");
   require(static_scale.has_value() || !scheme.needs_tensor_scale(), Errc::kInvalidArgument,
           "reference: {} without a global scale", name_of(scheme));
   const bool is_tensor = scheme.group == ScaleGroup::kTensor;

@@ -81,7 +81,7 @@ int number_of(const Lookup& lookup, const char* name) {
   const std::string_view view(text);
   const auto [end, error] = std::from_chars(text, text + view.size(), value);
   require(error == std::errc{} && end == text + view.size() && value >= 0 && value <= kMax,
-          Errc::kInvalidArgument, "group: {} is \"{}\", want a whole number from 0 to {}", name,
+          Errc::kInvalidArgument, "group: {} is \"{}\", must be a whole number from 0 to {}", name,
           view, kMax);
   return value;
 }
@@ -175,9 +175,9 @@ RankInfo discover_ranks(const Lookup& lookup) {
           "group: {} is {}, but nothing says how many ranks there are; set RANK and WORLD_SIZE",
           rank_name, info.rank);
   require(info.size >= 1 && info.size <= kMaxRanks, Errc::kInvalidArgument,
-          "group: {} names {} ranks, want from 1 to {}", info.source, info.size, kMaxRanks);
+          "group: {} names {} ranks, must name from 1 to {}", info.source, info.size, kMaxRanks);
   require(info.rank < info.size, Errc::kInvalidArgument,
-          "group: {} is {}, but there are {} ranks; want from 0 to {}", rank_name, info.rank,
+          "group: {} is {}, but there are {} ranks; must be from 0 to {}", rank_name, info.rank,
           info.size, info.size - 1);
   return info;
 }

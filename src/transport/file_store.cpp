@@ -88,7 +88,7 @@ void FileStore::check_owner() const {
   struct stat status {};
   if (fstat(file_.get(), &status) != 0) fail_errno("fstat", path_);
   require(S_ISREG(status.st_mode), Errc::kInvalidArgument,
-          "store: {} is no regular file; give the path of a new one", path_);
+          "store: {} is not a regular file; give the path of a new one", path_);
   require(status.st_uid == geteuid(), Errc::kInvalidArgument,
           "store: file {} is of user {}, but this is user {}", path_, status.st_uid, geteuid());
 }
@@ -139,8 +139,8 @@ void FileStore::write_at_end(const std::string& bytes) {
 void FileStore::set_within(const std::string& key, const std::string& value, std::int64_t ms) {
   const std::lock_guard guard(mutex_);
   require(key.size() <= kMaxTextBytes && value.size() <= kMaxTextBytes, Errc::kInvalidArgument,
-          "store: key \"{}\" and its value have {} bytes, at most {} each", key.substr(0, 64),
-          key.size() + value.size(), kMaxTextBytes);
+          "store: key \"{}\" and its value have {} bytes, must have at most {} each",
+          key.substr(0, 64), key.size() + value.size(), kMaxTextBytes);
   require(lock(LOCK_EX, Deadline::after_ms(ms)), Errc::kTimeout,
           "store: file {} is locked for {:.1f} s", path_, static_cast<double>(ms) * 1e-3);
   const FileLock held(file_);

@@ -111,7 +111,7 @@ std::vector<NumaNode> nodes_to_bind_to() {
   const SettingValue value = setting("SWITCHYARD_BIND");
   const std::string_view binding = value.text;
   require(binding == "numa" || binding == "none", Errc::kInvalidArgument,
-          "setting SWITCHYARD_BIND is \"{}\", want numa or none", binding);
+          "setting SWITCHYARD_BIND is \"{}\", must be numa or none", binding);
   return binding == "numa" ? numa_nodes() : std::vector<NumaNode>{};
 }
 
@@ -161,7 +161,7 @@ class Launcher {
 
 Launcher::Launcher(const LaunchOptions& options) : options_(options), lines_(options.error_fd) {
   require(options.num_ranks >= 1 && options.num_ranks <= kMaxRanks, Errc::kInvalidArgument,
-          "launch: {} ranks, want from 1 to {}", options.num_ranks, kMaxRanks);
+          "launch: {} ranks, must be from 1 to {}", options.num_ranks, kMaxRanks);
   if (options_.command.empty()) options_.command = {"/proc/self/exe"};
   const std::size_t bytes = ControlBlock::size_bytes(options.num_ranks);
   control_fd_ = make_shared_memory("switchyard control", bytes);

@@ -21,7 +21,7 @@ RawAddress RawAddress::of_name(std::string_view name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   require(name.size() + 1 <= sizeof(address.sun_path), Errc::kInvalidArgument,
-          "socket: the name \"{}\" has {} characters, at most {}", name, name.size(),
+          "socket: the name \"{}\" has {} characters, must have at most {}", name, name.size(),
           sizeof(address.sun_path) - 1);
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   RawAddress raw;

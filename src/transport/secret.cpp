@@ -62,7 +62,8 @@ void require_secret(const Address& address, const std::string& secret) {
           address.text());
   constexpr std::size_t kMaxSecretBytes = 1024;
   require(secret.size() <= kMaxSecretBytes, Errc::kInvalidArgument,
-          "store: the secret has {} characters, at most {}", secret.size(), kMaxSecretBytes);
+          "store: the secret has {} characters, must have at most {}", secret.size(),
+          kMaxSecretBytes);
 }
 
 }  // namespace switchyard

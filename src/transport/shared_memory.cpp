@@ -47,7 +47,7 @@ void check_shared_memory(const Fd& memory, std::size_t bytes) {
   if (fstat(memory.get(), &status) != 0) fail_errno("fstat", "shared memory");
   const auto size = static_cast<std::size_t>(status.st_size);
   require(size == (bytes == 0 ? 1 : bytes), Errc::kSystem,
-          "shared memory: {} bytes came from a peer, want {}", size, bytes);
+          "shared memory: {} bytes came from a peer, must be {}", size, bytes);
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   require(seals >= 0 && (seals & F_SEAL_SHRINK) != 0, Errc::kSystem,
           "shared memory: what came from a peer is not sealed against shrinking");

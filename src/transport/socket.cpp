@@ -57,7 +57,8 @@ Address Address::parse(std::string_view text) {
       return address;
     }
   }
-  fail(Errc::kInvalidArgument, "store: address \"{}\", want tcp://host:port or unix:@name", text);
+  fail(Errc::kInvalidArgument, "store: address \"{}\", must be tcp://host:port or unix:@name",
+       text);
 }
 
 std::string Address::text() const {
@@ -190,7 +191,7 @@ std::optional<Fd> receive_packet(const Fd& socket, std::span<std::byte> packet,
   }
   require(size != 0, Errc::kPeerLost, "socket: the other end closed the connection");
   require(static_cast<std::size_t>(size) == packet.size() && (message.msg_flags & MSG_TRUNC) == 0,
-          Errc::kSystem, "socket: a packet of {} bytes, want {}", size, packet.size());
+          Errc::kSystem, "socket: a packet of {} bytes, must be {}", size, packet.size());
   if ((message.msg_flags & MSG_CTRUNC) != 0 && !fd.has_value()) {  // the kernel dropped it
     errno = EMFILE;
     fail_errno("recvmsg", "descriptor of a peer");

@@ -125,8 +125,8 @@ std::optional<protocol::Reply> StoreConnection::ask(protocol::Request request,
   request.id = ++num_requests_;
   const std::string frame = protocol::encode(request);
   require(frame.size() - 4 <= protocol::kMaxFrameBytes, Errc::kInvalidArgument,
-          "store: key \"{}\" and its value have {} bytes, at most {}", request.key.substr(0, 64),
-          frame.size() - 4, protocol::kMaxFrameBytes);
+          "store: key \"{}\" and its value have {} bytes, must have at most {}",
+          request.key.substr(0, 64), frame.size() - 4, protocol::kMaxFrameBytes);
   send_all(socket_, std::as_bytes(std::span(frame)), deadline);
   for (;;) {
     while (const auto payload = received_.pop_frame()) {

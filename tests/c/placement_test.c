@@ -61,7 +61,7 @@ static void test_balance(void) {
   double balance = 0;
   CHECK_OK(sy_load_balance(load, 12, map, 16, 8, &balance));
   CHECK(balance > 0.8 && balance < 1);
-  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_physical is 16, want a multiple of num_ranks (3)",
+  CHECK_REFUSED(SY_INVALID_ARGUMENT, "num_physical is 16, must be a multiple of num_ranks (3)",
                 (config.num_ranks = 3, sy_balance_experts(load, 12, &config, map)));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "config is NULL", sy_balance_experts(load, 12, NULL, map));
   CHECK_REFUSED(SY_INVALID_ARGUMENT, "balance is NULL",

@@ -204,7 +204,7 @@ TEST(BenchTest, UsageErrorsSayWhatIsWanted) {
   expect_usage_error({"--tokens", "8,"}, "must be numbers");
   expect_usage_error({"--workload", "gpt-5"},
                      "workload is \"gpt-5\", must be a config.json or one");
-  expect_usage_error({"--routing", "zipf:a"}, "want zipf:A with a number A from 0 to 10");
+  expect_usage_error({"--routing", "zipf:a"}, "must be zipf:A with a number A from 0 to 10");
   expect_usage_error({"--stages", "--op", "layer"}, "--stages with --op layer");
   for (const char* option : {"--cold-code", "--skew"}) {
     expect_usage_error({option}, "--cold-code or --skew with --device cpu");
@@ -262,7 +262,7 @@ TEST(BenchTest, CudaWithoutItsModuleSaysWhatToDo) {
     GTEST_SKIP() << "the module is linked in";
   }
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.error, HasSubstr("the CUDA module is not there (/nonexistent/module.so"));
+  EXPECT_THAT(result.error, HasSubstr("the CUDA module is missing (/nonexistent/module.so"));
 }
 
 // Needs a machine with GPUs; ranks share GPUs when there are fewer GPUs than ranks. Processes that

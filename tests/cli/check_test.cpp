@@ -190,7 +190,7 @@ TEST(CheckTest, AWrongBitIsExitCodeOneWithTheCommandThatShowsItAgain) {
         check(SWITCHYARD_WRONG_CHECK, {"--filter", name, "--seed", "5", "--timeout", "20000"});
     EXPECT_EQ(result.exit_code, 1) << result.output << result.error;
     EXPECT_THAT(result.output, HasSubstr(std::string("FAILED ") + name));
-    EXPECT_THAT(result.output, HasSubstr("sum[0, 0] has the bits 3F800000, want"));
+    EXPECT_THAT(result.output, HasSubstr("sum[0, 0] has the bits 3F800000, expected"));
     EXPECT_THAT(result.output,
                 HasSubstr(std::string("switchyard check --filter '") + name + "' --seed 5\n"));
   }

@@ -145,7 +145,7 @@ TEST(DoctorTest, SettingsComeWithTheirOriginAndSecretsStaySecret) {
   EXPECT_EQ(find("SWITCHYARD_SECRET")["value"], "(set)");
   EXPECT_EQ(find("SWITCHYARD_ENGINE")["origin"], "default");
   EXPECT_EQ(json["unknown_variables"], nlohmann::json::array({"SWITCHYARD_TIMEOUT"}));
-  EXPECT_THAT(text.output, HasSubstr("setting SWITCHYARD_TIMEOUT_MS is \"soon\", want a whole"));
+  EXPECT_THAT(text.output, HasSubstr("setting SWITCHYARD_TIMEOUT_MS is \"soon\", must be a whole"));
   EXPECT_THAT(text.output, HasSubstr("SWITCHYARD_TIMEOUT is set, but there is no such setting"));
   EXPECT_THAT(result.output + text.output, Not(HasSubstr("hush")));
 }
@@ -228,9 +228,9 @@ TEST(DoctorTest, EveryLackIsNamed) {
         "nothing between GPUs of several hosts: libnccl.so.2",
         "the driver is of CUDA 12.2, this build of CUDA 13.0", "memfd_create", "one core",
         "64 open files allowed", "1.0 MiB of memory are left", "no mpirun", "oneDNN is not",
-        "hwloc is not", "setting SWITCHYARD_ENGINE is \"sm\", want auto, local, shm",
-        "setting SWITCHYARD_BIND is \"core\", want numa or none",
-        "setting SWITCHYARD_HEAP is \"vm\", want auto, same_process, vmm, ipc, nccl"}) {
+        "hwloc is not", "setting SWITCHYARD_ENGINE is \"sm\", must be auto, local, shm",
+        "setting SWITCHYARD_BIND is \"core\", must be numa or none",
+        "setting SWITCHYARD_HEAP is \"vm\", must be auto, same_process, vmm, ipc, nccl"}) {
     EXPECT_THAT(text, HasSubstr(phrase));
   }
 }
@@ -239,7 +239,7 @@ TEST(DoctorTest, RemedyDependsOnWhyThereIsNoGpu) {
   cli::DoctorReport report = two_gpus();
   report.devices.reset();
   const auto remedy = [&] { return cli::find_missing(report).at(0).remedy; };
-  report.why_no_cuda = "the CUDA module is not there (...)";
+  report.why_no_cuda = "the CUDA module is missing (...)";
   EXPECT_THAT(remedy(), HasSubstr("-DSWITCHYARD_WITH_CUDA=ON"));
   report.why_no_cuda = "no NVIDIA driver or no GPU on this machine";
   EXPECT_THAT(remedy(), HasSubstr("install its driver"));

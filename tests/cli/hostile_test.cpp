@@ -322,11 +322,12 @@ TEST(HostileTest, EnvironmentsThatCannotWorkAreRefusedAtOnce) {
     arguments.insert(arguments.end(), {SWITCHYARD_CLI, "run", "--model", kModel});
     return run_command(arguments);
   };
-  expect_one_line(with({"RANK=0", "WORLD_SIZE=1000000"}), 2, "1000000 ranks, want from 1 to 4096");
+  expect_one_line(with({"RANK=0", "WORLD_SIZE=1000000"}), 2,
+                  "1000000 ranks, must name from 1 to 4096");
   expect_one_line(with({"WORLD_SIZE=2"}), 2, "WORLD_SIZE is 2, but RANK is not set");
   expect_one_line(
       with({"RANK=0", "WORLD_SIZE=2", "SWITCHYARD_STORE=tcp://127.0.0.1:0", "SWITCHYARD_SECRET=x"}),
-      2, "want a port from 1 to 65535");
+      2, "must be a port from 1 to 65535");
 }
 
 }  // namespace

@@ -161,7 +161,7 @@ TEST(PlanMeasuredTest, MeasuredFilesMayHaveAnySeed) {
   const nlohmann::json other = measured_of(folder, file);
   EXPECT_NE(other.back()["predicted_us"], first.back()["predicted_us"]);
   file["settings"]["seed"] = std::uint64_t{1} << 63;
-  expect_unmeasured(file, "seed is 9223372036854775808, want a whole number from 0 to");
+  expect_unmeasured(file, "seed is 9223372036854775808, must be a whole number from 0 to");
 }
 
 TEST(PlanMeasuredTest, MeasuredLayersArePredictedWithTheirExperts) {
@@ -179,8 +179,8 @@ TEST(PlanMeasuredTest, MeasuredLayersArePredictedWithTheirExperts) {
               HasSubstr("| layer, exact, 2 micro-batches |"));
 }
 
-/// The files and options of a table's comment in docs/lab/forecasts.md, and what follows up to the sum of
-/// its rows.
+/// The files and options of a table's comment in docs/lab/forecasts.md, and what follows up to the
+/// sum of its rows.
 struct DocumentedTable {
   std::vector<std::string> arguments;
   std::string lines;

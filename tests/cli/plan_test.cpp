@@ -132,7 +132,7 @@ TEST(PlanTest, EveryFormShowsWhatWasAsked) {
       "0.25",    "--seed", "7",        "--balanced", "--sms",       "24", "--micro-batches",
       "2"};
   expect_shown(asked,
-               {"32 redundant copies; placed by balance_experts", "may take 0.25 GB on a rank",
+               {"32 redundant copies; placed by balance_experts", "may take 0.25 GB per rank",
                 "routing uniform, seed 7", "24 SMs for an operation", "2 micro-batches", "288",
                 "over all ranks", "are never the best"});
   const nlohmann::json json = json_of(asked);

@@ -110,8 +110,9 @@ TEST_F(QuantizeFileTest, EverySchemeAndLayoutComesBack) {
         try {
           cli::quantize_file(there);
         } catch (const Error& error) {
-          EXPECT_THAT(std::string(error.what()), ::testing::AnyOf(HasSubstr("--pack-ue8m0 wants"),
-                                                                  HasSubstr("--scale-layout is")));
+          EXPECT_THAT(
+              std::string(error.what()),
+              ::testing::AnyOf(HasSubstr("--pack-ue8m0 requires"), HasSubstr("--scale-layout is")));
           continue;
         }
         QuantizeOptions back;
@@ -218,7 +219,7 @@ TEST_F(QuantizeFileTest, RefusesWhatDoesNotFit) {
               HasSubstr("two tensors of the output are named \"w.scale\""));
   QuantizeOptions scale = options("fp8_token");
   scale.static_scale = 1.0f;
-  EXPECT_THAT(refusal(scale), HasSubstr("--static-scale is for schemes with one scale a tensor"));
+  EXPECT_THAT(refusal(scale), HasSubstr("--static-scale is for schemes with one scale per tensor"));
   for (const float wrong : {NAN, INFINITY, 0.0f, -1.0f}) {
     scale = options("fp8_tensor");
     scale.static_scale = wrong;
@@ -256,7 +257,7 @@ TEST_F(QuantizeFileTest, HostileMetadataIsAMalformedFile) {
   };
   expect_malformed("switchyard.scheme", "mxfp5", "metadata has scheme \"mxfp5\"");
   expect_malformed("switchyard.scale_layout", "diagonal", "\"diagonal\"");
-  expect_malformed("switchyard.quantized", "[", "is no JSON object");
+  expect_malformed("switchyard.quantized", "[", "is not a JSON object");
   expect_malformed("switchyard.quantized", R"({"w":"i8"})", "says that w was i8");
   expect_malformed("switchyard.quantized", R"({"v":"bf16"})", "v");
   expect_malformed("switchyard.scheme", "fp8_token", "must be a matrix quantized to fp8_token");

@@ -62,7 +62,7 @@ TEST(RunModelTest, AWrongModelIsSaidOnce) {
     const std::size_t at = text.find(name) + name.size();
     return text.replace(at, text.find_first_not_of("0123456789", at) - at, hidden);
   };
-  refuses(with_hidden("2147483648"), "hidden_size is 2147483648, want a whole number");
+  refuses(with_hidden("2147483648"), "hidden_size is 2147483648, must be a whole number");
   refuses(with_hidden("512"), "hidden_states is bf16 [1024, 256], must be bf16 or f32 [1024, 512]");
   refuses("{", "config.json: parse error at line 1");
 }
@@ -151,7 +151,7 @@ TEST(RunModelTest, WhatIsNoFolderOfAModelIsNamed) {
       "run: --model is Qwen/Qwen3-30B-A3B, no such folder; a model of the Hugging Face hub must "
       "be downloaded first: hf download Qwen/Qwen3-30B-A3B --local-dir DIR");
   refuses(tiny + "/model.safetensors",
-          "run: --model is the file " + tiny + "/model.safetensors, want");
+          "run: --model is the file " + tiny + "/model.safetensors, must be");
   std::filesystem::copy(tiny + "/config.json", folder.path());
   std::filesystem::copy(tiny + "/activations.safetensors", folder.path());
   folder.write("pytorch_model.bin", "x");

@@ -102,7 +102,7 @@ TEST(RunTest, MicroBatchesGiveTheSameBytesRowsAndFile) {
     }
   }
   EXPECT_THAT(run({"--tokens", "10", "--micro-batches", "3"}).output,
-              HasSubstr("10 tokens in 3 micro-batches a rank"));
+              HasSubstr("10 tokens in 3 micro-batches per rank"));
   const TempFolder folder;
   const CommandResult dump = run({"--micro-batches", "2", "--dump", folder.file("dump")});
   EXPECT_EQ(dump.exit_code, 2);
@@ -184,7 +184,7 @@ TEST(RunTest, UsageErrorsAreNamed) {
       {{"--dump", "/proc/x"}, 2, "--dump is /proc/x, which cannot be made"},
       {{"--output", "/no/such/file"}, 2, "there is no folder /no/such"},
       {{"--split", "1,2"}, 2, "--split names 2 ranks, but there are 1"},
-      {{"--split", "1,x"}, 2, "want even, uneven or N,N,..."},
+      {{"--split", "1,x"}, 2, "must be even, uneven or N,N,..."},
       {{"--ranks", "2", "--engine", "local", "--split", "1,2"},
        2,
        "adds up to 3 tokens, but the input has 1024"},

@@ -78,7 +78,7 @@ TEST(ExchangeSuiteTest, EveryWrongBitIsFoundInEveryRound) {
     EXPECT_THAT(difference_of(Wrong::kRow, round), HasSubstr("row 0 differs"));
     EXPECT_THAT(difference_of(Wrong::kScale, round), HasSubstr("scale 0 of row 0 differs"));
     EXPECT_THAT(difference_of(Wrong::kWeight, round), HasSubstr("topk_weights differ"));
-    EXPECT_THAT(difference_of(Wrong::kCount, round), HasSubstr("rows, want"));
+    EXPECT_THAT(difference_of(Wrong::kCount, round), HasSubstr("rows, expected"));
     EXPECT_THAT(difference_of(Wrong::kOrigin, round), HasSubstr("origin of row 0"));
     EXPECT_THAT(difference_of(Wrong::kOutput, round), HasSubstr("output[0, 0] has other bits"));
     EXPECT_THAT(difference_of(Wrong::kReturnedWeight, round), HasSubstr("returned weight [0, 0]"));

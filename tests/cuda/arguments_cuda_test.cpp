@@ -223,7 +223,7 @@ TEST_F(ExchangeArgumentsTest, WrongArgumentsOfCombine) {
           }},
          {"returned_weights is f32 [16, 1]",
           option_is(&Options::returned_weights, DType::kF32, {16, 1})},
-         {"returned_weights is wanted, but no row_weights are given",
+         {"returned_weights is requested, but no row_weights are given",
           option_is(&Options::returned_weights, DType::kF32, {16, 2})},
          {"options.bias has 5 tensors, must be at most 4",
           [&](Returns& r) { r.options.bias = std::vector<TensorView>(5, rank.tokens()); },

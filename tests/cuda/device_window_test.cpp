@@ -116,16 +116,17 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
       group.barrier();
     });
   };
-  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, want at least 1", 3, [](Engine& engine) {
+  refuse(Errc::kInvalidArgument, "rank 2 of 3: 0 bytes, must be at least 1", 3, [](Engine& engine) {
     (void)make_device_window(engine, 0, engine.control().rank() == 2 ? 0 : 64);
   });
   refuse(Errc::kInvalidArgument, "rank 1 asks for 128 bytes, but rank 0 for 64", 2,
          [](Engine& engine) {
            (void)make_device_window(engine, 0, engine.control().rank() == 1 ? 128 : 64);
          });
-  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, want from 0 to", 2, [](Engine& engine) {
-    (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
-  });
+  refuse(Errc::kInvalidArgument, "rank 1 of 2: device 1000, must be from 0 to", 2,
+         [](Engine& engine) {
+           (void)make_device_window(engine, engine.control().rank() == 1 ? 1000 : 0, 64);
+         });
   refuse(Errc::kInvalidArgument, "rank 0 of 2: device -1", 2,
          [](Engine& engine) { (void)make_device_window(engine, -1, 64); });
   refuse(Errc::kInvalidArgument, "overflows 64 bits", 2, [](Engine& engine) {
@@ -135,7 +136,7 @@ TEST(DeviceWindowTest, WrongRequestsAreRefusedOnEveryRank) {
          [](Engine& engine) { (void)make_device_window(engine, 0, std::size_t{1} << 50); });
   refuse(Errc::kInvalidArgument, "heap \"wire\"", 2,
          [](Engine& engine) { (void)make_device_window(engine, 0, 64, "wire"); });
-  refuse(Errc::kInvalidArgument, "rank 1 wants heap ipc, but rank 0 auto", 2, [](Engine& engine) {
+  refuse(Errc::kInvalidArgument, "rank 1 selects heap ipc, but rank 0 auto", 2, [](Engine& engine) {
     (void)make_device_window(engine, 0, 64, engine.control().rank() == 1 ? "ipc" : "auto");
   });
   refuse(Errc::kNotAvailable, "ipc: ranks 0 and 1 are threads of one process", 2,

@@ -166,9 +166,9 @@ TEST(PermuteCudaErrorsTest, BuffersAndWorkspacesThatAreTooSmall) {
 }
 
 TEST(PermuteCudaErrorsTest, SizesBeyondAGrid) {
-  expect_invalid("1025 choices a token, at most 1024",
+  expect_invalid("1025 choices per token, must be at most 1024",
                  [] { (void)ep_scatter_workspace_bytes(1, 1025, 1); });
-  expect_invalid("2147483648 choices, at most 2^31 - 1",
+  expect_invalid("2147483648 choices, must be at most 2^31 - 1",
                  [] { (void)ep_scatter_workspace_bytes(std::int64_t{1} << 30, 2, 1); });
   expect_invalid("overflows 64 bits",
                  [] { (void)ep_scatter_workspace_bytes(std::int64_t{1} << 62, 1024, 1); });
@@ -187,7 +187,7 @@ TEST(PermuteCudaErrorsTest, SizesBeyondAGrid) {
 TEST(PermuteCudaErrorsTest, TensorsOfTheWrongKind) {
   const Refused refused;
   const Stream stream = kGpuStream;
-  expect_invalid("num_errors is i64 [3] on cuda:0, want i32", [&] {
+  expect_invalid("num_errors is i64 [3] on cuda:0, must be i32", [&] {
     ep_scatter(refused.x, {}, refused.ids, refused.options, refused.outputs(), stream,
                refused.memory(65536), refused.first_row);
   });

@@ -263,9 +263,9 @@ TEST(ExpertsCudaTest, BadArgumentsAreNamed) {
                            [&] { experts->apply(input, output, workspace, kGpuStream); });
       };
   constexpr Errc kBad = Errc::kInvalidArgument;
-  refused(kBad, "num_rows is absent, want contiguous i32 [3]",
+  refused(kBad, "num_rows is absent, must be contiguous i32 [3]",
           [](auto& input, auto&, auto&) { input.num_rows = {}; });
-  refused(kBad, "rows is bf16 [2, 20, 64] on cuda:0, want 3 experts",
+  refused(kBad, "rows is bf16 [2, 20, 64] on cuda:0, must be 3 experts",
           [&](auto& input, auto& output, auto&) {
             input.rows = output = TensorView(good.rows.data(), DType::kBF16, {2, 20, 64}, kGpu);
           });
@@ -277,10 +277,11 @@ TEST(ExpertsCudaTest, BadArgumentsAreNamed) {
     output = TensorView(output.data(), DType::kBF16, {60, 64}, kGpu);
   });
   refused(
-      kBad, "experts of rows are 1281 apart, want 20 rows of 64", [&](auto& input, auto&, auto&) {
+      kBad, "experts of rows are 1281 apart, must be 20 rows of 64",
+      [&](auto& input, auto&, auto&) {
         input.rows = TensorView(good.rows.data(), DType::kBF16, {3, 20, 64}, {1281, 64, 1}, kGpu);
       });
-  refused(kBad, "rows is bf16 [60, 64] on cuda:0, want e4m3",
+  refused(kBad, "rows is bf16 [60, 64] on cuda:0, must be e4m3",
           [](auto& input, auto&, auto&) { input.scheme = schemes::kFp8Block; });
   refused(Errc::kWorkspaceTooSmall, "ask workspace_bytes()",
           [](auto&, auto&, auto& workspace) { workspace = workspace.first(workspace.size() - 1); });

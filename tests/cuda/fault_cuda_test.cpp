@@ -251,7 +251,7 @@ TEST_F(FaultTest, RankWithoutRowWeightsIsNamed) {
       cuda::check_cuda(cudaStreamSynchronize(rank.stream().get()), "kernels");
       const Error cause = wait_for_cause(rank.exchange());
       EXPECT_EQ(cause.code(), group.rank() == 0 ? Errc::kInvalidArgument : Errc::kAborted);
-      EXPECT_THAT(cause.what(), HasSubstr("returned_weights is wanted, but rank 1 passed no "
+      EXPECT_THAT(cause.what(), HasSubstr("returned_weights is requested, but rank 1 passed no "
                                           "row_weights to combine_send"));
       expect_same_at_every_call(rank, got, cause);
     });

@@ -121,7 +121,7 @@ TEST_P(OtherGpuTest, RefusedCallsKeepTheCurrentOne) {
   const Tensor scales(DType::kF32, {4, 1}, other());
   expect_invalid("must lie on " + name_of(other()),
                  [&] { quantize(here, schemes::kFp8Block, q, scales, stream()); });
-  expect_invalid("want f32 [4, 1]",
+  expect_invalid("must be f32 [4, 1]",
                  [&] { quantize(there, schemes::kFp8Block, q, there, stream()); });
 }
 

@@ -83,7 +83,7 @@ TEST(RankFactsTest, WantedHeapIsTheOnlyOne) {
   expect_error(Errc::kNotAvailable, "same_process: ranks 0 and 1 are of two processes",
                [&] { heaps_to_try(ranks); });
   want(ranks, "nvlink");
-  expect_invalid("heap \"nvlink\", want auto, same_process, vmm, ipc or nccl",
+  expect_invalid("heap \"nvlink\", must be auto, same_process, vmm, ipc or nccl",
                  [&] { heaps_to_try(ranks); });
 }
 
@@ -115,7 +115,7 @@ TEST(RankFactsTest, FirstDifferenceIsNamed) {
   expect_invalid("rank 2 asks for 8192 bytes, but rank 0 for 4096",
                  [&] { require_equal_facts(ranks); });
   ranks[1].wanted = "ipc";
-  expect_invalid("rank 1 wants heap ipc, but rank 0 auto", [&] { require_equal_facts(ranks); });
+  expect_invalid("rank 1 selects heap ipc, but rank 0 auto", [&] { require_equal_facts(ranks); });
   ranks = processes(2);
   ranks[1].host = "other";
   expect_error(Errc::kNotAvailable, "ranks 0 and 1 run on different hosts",
@@ -129,7 +129,7 @@ TEST(RankFactsTest, PairWithoutPeerAccessIsNamed) {
                [&] {
                  require_reach(ranks, {"111", "110", "011"});
                });
-  expect_error(Errc::kSystem, "rank 0 told of 2 GPUs, want 3", [&] {
+  expect_error(Errc::kSystem, "rank 0 reports 2 GPUs, must report 3", [&] {
     require_reach(ranks, {"11", "111", "111"});
   });
 }

@@ -199,7 +199,7 @@ TEST(WatcherTest, PeerWithoutWeightsIsThisRanksErrorAndAbortsTheOthers) {
       leave(words, cuda::WaitFailure::kNoWeights, record_of(cuda::WaitPlace::kReturnedRow, 2, 5));
     wait_for_word(words);
     test::expect_error(is_own ? Errc::kInvalidArgument : Errc::kAborted,
-                       "returned_weights is wanted, but rank 2 passed no row_weights", [&] {
+                       "returned_weights is requested, but rank 2 passed no row_weights", [&] {
                          watcher.check({Phase::kCombineReceive, 41, -1});
                        });
   });

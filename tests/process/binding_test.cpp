@@ -89,7 +89,7 @@ TEST_F(BindingTest, ASettingSwitchesItOff) {
   EXPECT_THAT(text, HasSubstr("[rank 0] cores 0 1"));
   EXPECT_THAT(text, HasSubstr("[rank 1] cores 0 1"));
   set_setting("SWITCHYARD_BIND", "socket");
-  expect_invalid("setting SWITCHYARD_BIND is \"socket\", want numa or none",
+  expect_invalid("setting SWITCHYARD_BIND is \"socket\", must be numa or none",
                  [] { (void)output_of(2, "cores"); });
 }
 

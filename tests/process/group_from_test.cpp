@@ -189,12 +189,13 @@ TEST(GroupFromTest, WrongArgumentsAreNamedAtOnce) {
     EXPECT_EQ(error.code(), Errc::kInvalidArgument);
     return std::string(error.what());
   };
-  EXPECT_EQ(message(4, 4, "localhost:1234"), "group: rank is 4, but size is 4; want from 0 to 3");
+  EXPECT_EQ(message(4, 4, "localhost:1234"),
+            "group: rank is 4, but size is 4; must be from 0 to 3");
   EXPECT_THAT(message(-1, 4, "localhost:1234"), HasSubstr("rank is -1, but size is 4"));
-  EXPECT_THAT(message(0, 0, "localhost:1234"), HasSubstr("size is 0, want from 1 to 4096"));
+  EXPECT_THAT(message(0, 0, "localhost:1234"), HasSubstr("size is 0, must be from 1 to 4096"));
   for (const char* store : {"", "localhost", "localhost:", ":5", "localhost:0", "a:b", "unix:@"}) {
     EXPECT_THAT(message(0, 2, store),
-                HasSubstr("want host:port, unix:@name or a path with a slash"))
+                HasSubstr("must be host:port, unix:@name or a path with a slash"))
         << store;
   }
   EXPECT_THAT(message(0, 2, "localhost:1234"), HasSubstr("needs a secret"));

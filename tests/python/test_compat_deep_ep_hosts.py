@@ -44,7 +44,7 @@ RANK = """
     try:
         main()
     except switchyard.NotAvailableError as error:
-        if "MPI module is not there" not in str(error) or "libswitchyard_mpi.so" in os.listdir(os.path.dirname(switchyard.__file__)):
+        if "MPI module is missing" not in str(error) or "libswitchyard_mpi.so" in os.listdir(os.path.dirname(switchyard.__file__)):
             raise
         print("no MPI:", error)
 """

@@ -79,7 +79,7 @@ def test_a_store_that_raises():
 
 @pytest.mark.parametrize("arguments, phrase", [
     ((2, 2, "/tmp/x"), "rank is 2, but size is 2"),
-    ((0, 2, "nowhere"), "want host:port"),
+    ((0, 2, "nowhere"), "must be host:port"),
     ((0, 2, 7), "must be an address"),
     ((0, 2, (print,)), "1 functions"),
 ])
@@ -253,7 +253,7 @@ def test_mpi_ranks_of_one_host_hear_why_rank_0_has_no_folder(monkeypatch):
 
 @pytest.mark.parametrize("why_not", ["", "no module"])
 @pytest.mark.parametrize("options, words", [({"engine": "carrier"}, 'engine "carrier" is not in this build'),
-                                            ({"timeout_ms": -5}, "timeout_ms is -5, want from 1 to"),
+                                            ({"timeout_ms": -5}, "timeout_ms is -5, must be from 1 to"),
                                             ({"speed": 3}, "require_mpi_options(): incompatible function arguments")])
 def test_mpi_option_that_one_rank_passes_wrong_is_told_to_all(monkeypatch, why_not, options, words):
     monkeypatch.setattr(switchyard.groups, "why_no_communicators", lambda: why_not)

@@ -24,7 +24,7 @@ def test_balance():
         assert switchyard.balance_experts(given, 16, 8, num_hosts=2, num_groups=4) == want
     initial = switchyard.initial_physical_to_logical(12, 4)
     assert switchyard.load_balance(load, initial, 8) < switchyard.load_balance(load, want, 8) < 1
-    with pytest.raises(switchyard.InvalidArgumentError, match="num_physical is 15, want a multiple of num_ranks"):
+    with pytest.raises(switchyard.InvalidArgumentError, match="num_physical is 15, must be a multiple of num_ranks"):
         switchyard.balance_experts(load, 15, 8)
 
 

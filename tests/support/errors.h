@@ -27,7 +27,7 @@ template <typename Call>
 void expect_error(Errc code, const std::string& phrase, Call&& call) {
   try {
     call();
-    ADD_FAILURE() << "no error, want one with: " << phrase;
+    ADD_FAILURE() << "no error, must be one with: " << phrase;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), code) << error.what();
     EXPECT_THAT(error.what(), ::testing::HasSubstr(phrase));

@@ -22,7 +22,7 @@ inline std::shared_ptr<const SafetensorsFile> open_tiny_moe(const std::string& f
 inline reference::Table<float> load_table(const SafetensorsFile& file, std::string_view name) {
   const TensorView view = file.tensor(name);
   require(view.num_dims() == 2 && (view.dtype() == DType::kBF16 || view.dtype() == DType::kF32),
-          Errc::kMalformedFile, "load_table: {} is {}, want bf16 or f32 [R, C]", name,
+          Errc::kMalformedFile, "load_table: {} is {}, must be bf16 or f32 [R, C]", name,
           view.describe());
   reference::Table<float> table(view.shape(0), view.shape(1));
   for (std::size_t i = 0; i < table.data.size(); ++i) {

@@ -91,10 +91,11 @@ void check_outstanding(std::vector<std::weak_ptr<LowLatencyState>>& outstanding)
     return state == nullptr || !state->kept.is_open();
   };
   std::erase_if(outstanding, is_done);
-  require(outstanding.size() < kMaxOutstanding, Errc::kInvalidArgument,
-          "low_latency_dispatch: {} handles wait for their combine, at most {} may; combine one "
-          "first, or drop it",
-          outstanding.size(), kMaxOutstanding);
+  require(
+      outstanding.size() < kMaxOutstanding, Errc::kInvalidArgument,
+      "low_latency_dispatch: {} handles wait for their combine, must be at most {}; combine one "
+      "first, or drop it",
+      outstanding.size(), kMaxOutstanding);
 }
 
 LowLatencyState& received_state(const char* function,

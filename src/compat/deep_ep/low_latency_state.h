@@ -30,7 +30,7 @@ struct LowLatencyState {
   Tensor combine_rows;  ///< for get_next_low_latency_combine_buffer, made on demand
 };
 
-/// Memory of what says whose each row is.
+/// Memory of the tensors that name each row's source.
 void make_sources(LowLatencyHandle& handle, const LowLatencyDispatchOptions& options,
                   const TensorView& rows, int num_ranks);
 

@@ -185,7 +185,7 @@ struct CombineGrid : CombineCtas {
   FastDivisor by_slot;   ///< items of a returned row of every rank
 };
 
-/// Of the phase that a launch leaves out, `results` or `sums` is not set.
+/// `results` or `sums` is not set if its phase is not launched.
 struct CombineArgs : ExchangeBase {
   QuantScheme wire;
   ReturnInput results;

@@ -23,7 +23,7 @@ constexpr int kSlots = 2;  // products per call
 
 int narrow(std::int64_t size) {
   require(size >= 0 && size <= std::numeric_limits<int>::max(), Errc::kNotSupported,
-          "cublas: a matrix has a side or rows {} apart, want at most 2^31 - 1", size);
+          "cublas: a matrix has a side or rows {} apart, must be at most 2^31 - 1", size);
   return static_cast<int>(size);
 }
 

@@ -94,12 +94,12 @@ class CpuExchange : public ExchangeBackend {
   virtual ReturnedRows returns_of(Slot& slot, int peer) = 0;
   /// kPerHost: the rank whose returned rows are the sums of a host; -1: each rank's rows return.
   virtual int summed_by(int /*host*/) const { return -1; }
-  /// Before a receive phase ends: what peers still need of this rank for it must not depend on
-  /// calls that come later.
+  /// Before a receive phase ends: peers must be able to finish the phase without this rank making
+  /// another call.
   virtual void conclude(Slot& /*slot*/, Phase /*phase*/) {}
   /// Receives and forgets what peers have sent to a handle in this stage that is given up.
   virtual void drain(Slot& /*slot*/, Stage /*stage*/) {}
-  /// `consumed`: this rank has read everything of this call and of all before it.
+  /// Tells peers that this rank has read all calls up to `consumed`.
   virtual void announce_consumed(std::uint64_t /*consumed*/) {}
   /// Bytes of ids and weights that a dispatch sends to one peer.
   virtual std::int64_t routing_bytes_to(const Slot& slot, int peer) const;

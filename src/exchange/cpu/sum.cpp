@@ -67,10 +67,11 @@ void CpuExchange::combine_receive(const CombineCall& call) {
   conclude(slot, Phase::kCombineReceive);
   handles_.advance(index_of(slot), Stage::kFree);
   finish(slot.call);
-  require(lacking < 0, Errc::kInvalidArgument,
-          "combine: returned_weights is wanted, but rank {} passed no row_weights to combine_send; "
-          "pass them on every rank. The output is written and the handle has ended",
-          lacking);
+  require(
+      lacking < 0, Errc::kInvalidArgument,
+      "combine: returned_weights is requested, but rank {} passed no row_weights to combine_send; "
+      "pass them on every rank. The output is written and the handle has ended",
+      lacking);
 }
 
 void CpuExchange::await_all_returns(Slot& slot) {

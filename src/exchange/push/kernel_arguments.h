@@ -69,7 +69,7 @@ struct PushDispatch {
   std::int64_t num_tokens() const { return tokens.count; }
 };
 
-/// What one combine is given; of the phase that is not launched nothing.
+/// Arguments of one combine. Those of a phase that is not launched are not set.
 struct PushCombine {
   cuda::ReturnInput results;
   cuda::SumOutput sums;

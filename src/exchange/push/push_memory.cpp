@@ -197,7 +197,7 @@ void PushExchange::allocate(Slot& slot, cudaStream_t stream) {
   if (hosts_ != nullptr) hosts_->allocate(index_of(slot), stream);
 }
 
-// In the order of the stream where a call does it.
+// Stream-ordered where a call does it.
 void PushExchange::take_received(Slot& slot, std::int64_t num_rows, cudaStream_t stream) {
   const auto lay_out = [&](std::byte* base) {
     return lay_out_received(base, shape_, group_.rank(), num_rows);

@@ -67,7 +67,7 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
               true,
               rank,
               function,
-              fmt::format("returned_weights is wanted, but rank {} passed no row_weights to "
+              fmt::format("returned_weights is requested, but rank {} passed no row_weights to "
                           "combine_send; pass them on every rank",
                           record.peer)};
     case cuda::WaitFailure::kDifferentMode: {
@@ -104,7 +104,7 @@ WaitFailureText describe(const cuda::WaitRecord& record, int rank, std::int64_t 
       return {
           Errc::kAborted, Errc::kAborted,
           false,          record.peer,
-          function,       fmt::format("rank {} stopped to wait for rank {}", rank, record.peer)};
+          function,       fmt::format("rank {} gave up waiting for rank {}", rank, record.peer)};
     case cuda::WaitFailure::kNone:
     case cuda::WaitFailure::kTimeout: break;
   }

@@ -21,22 +21,22 @@ constexpr std::array<const char*, 3> kFlashInferBackends{"throughput", "latency"
 
 void check_sizes(const MoEConfig& c) {
   require(c.num_experts >= 1 && c.num_experts <= kMaxExperts, Errc::kInvalidArgument,
-          "moe_config: num_experts is {}, want from 1 to {}", c.num_experts, kMaxExperts);
+          "moe_config: num_experts is {}, must be from 1 to {}", c.num_experts, kMaxExperts);
   const std::int32_t max_topk = std::min(kMaxTopk, c.num_experts);
   require(c.num_topk >= 1 && c.num_topk <= max_topk, Errc::kInvalidArgument,
-          "moe_config: num_topk is {}, want from 1 to {}", c.num_topk, max_topk);
-  require(c.hidden >= 1, Errc::kInvalidArgument, "moe_config: hidden is {}, want at least 1",
+          "moe_config: num_topk is {}, must be from 1 to {}", c.num_topk, max_topk);
+  require(c.hidden >= 1, Errc::kInvalidArgument, "moe_config: hidden is {}, must be at least 1",
           c.hidden);
   require(c.max_num_tokens >= 1, Errc::kInvalidArgument,
-          "moe_config: max_num_tokens is {}, want at least 1", c.max_num_tokens);
+          "moe_config: max_num_tokens is {}, must be at least 1", c.max_num_tokens);
   require(c.intermediate >= 0 && c.intermediate % c.parallel.tp_size == 0, Errc::kInvalidArgument,
-          "moe_config: intermediate is {}, want a multiple of tp_size {}", c.intermediate,
+          "moe_config: intermediate is {}, must be a multiple of tp_size {}", c.intermediate,
           c.parallel.tp_size);
 }
 
 void check_pair(const char* what, std::int32_t size, std::int32_t rank) {
   require(size >= 1 && rank >= 0 && rank < size, Errc::kInvalidArgument,
-          "moe_config: parallel.{}_rank is {} of {}_size {}, want a rank below the size", what,
+          "moe_config: parallel.{}_rank is {} of {}_size {}, must be a rank below the size", what,
           rank, what, size);
 }
 
@@ -46,11 +46,12 @@ void check_parallel(const ParallelConfig& p) {
   check_pair("dp", p.dp_size, p.dp_rank);
   check_pair("ep", p.ep_size, p.ep_rank);
   require(p.sp_size >= 1, Errc::kInvalidArgument,
-          "moe_config: parallel.sp_size is {}, want at least 1", p.sp_size);
-  require(p.use_ep ? p.tp_size == 1 : p.ep_size == 1, Errc::kInvalidArgument,
-          "moe_config: parallel.use_ep is {} with tp_size {} and ep_size {}, want {}_size 1; use "
-          "ParallelConfig::make",
-          p.use_ep, p.tp_size, p.ep_size, p.use_ep ? "tp" : "ep");
+          "moe_config: parallel.sp_size is {}, must be at least 1", p.sp_size);
+  require(
+      p.use_ep ? p.tp_size == 1 : p.ep_size == 1, Errc::kInvalidArgument,
+      "moe_config: parallel.use_ep is {} with tp_size {} and ep_size {}, must be {}_size 1; use "
+      "ParallelConfig::make",
+      p.use_ep, p.tp_size, p.ep_size, p.use_ep ? "tp" : "ep");
 }
 
 void check_experts_of_ranks(const MoEConfig& c) {
@@ -60,21 +61,22 @@ void check_experts_of_ranks(const MoEConfig& c) {
   const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   require(counts.empty() || (counts.size() == num_ranks && are_counts && sum == c.num_experts),
           Errc::kInvalidArgument,
-          "moe_config: experts_per_rank has {} numbers that add up to {}, want {}, 0 or more each, "
+          "moe_config: experts_per_rank has {} numbers that add up to {}, must have {}, 0 or more "
+          "each, "
           "that add up to num_experts, {}",
           counts.size(), sum, num_ranks, c.num_experts);
 }
 
 void check_activation_dtype(const char* what, DType dtype) {
   require(dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32,
-          Errc::kInvalidArgument, "moe_config: {} is {}, want bf16, f16 or f32", what,
+          Errc::kInvalidArgument, "moe_config: {} is {}, must be bf16, f16 or f32", what,
           name_of(dtype));
 }
 
 template <typename T>
 void check_at_most(const char* what, T value, T min, T max) {
   require(value >= min && value <= max, Errc::kInvalidArgument,
-          "moe_config: {} is {}, want from {} to {}", what, value, min, max);
+          "moe_config: {} is {}, must be from {} to {}", what, value, min, max);
 }
 
 }  // namespace
@@ -113,7 +115,7 @@ bool MoEConfig::use_flashinfer_cutlass_kernels(bool has_kernels) const {
   require(std::find(kFlashInferBackends.begin(), kFlashInferBackends.end(), backend) !=
               kFlashInferBackends.end(),
           Errc::kInvalidArgument,
-          "setting SWITCHYARD_FLASHINFER_MOE_BACKEND is \"{}\", want throughput, latency or "
+          "setting SWITCHYARD_FLASHINFER_MOE_BACKEND is \"{}\", must be throughput, latency or "
           "masked_gemm",
           backend);
   return is_wanted && has_kernels && backend == "throughput";

@@ -26,12 +26,12 @@ bool make_takes(QuantDType dtype) {
 
 void check_make(const MakeQuantOptions& options) {
   require(make_takes(options.quant_dtype), Errc::kInvalidArgument,
-          "make: quant_dtype is {}, want none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_e3m2, "
+          "make: quant_dtype is {}, must be none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_e3m2, "
           "mxfp6_e2m3 or mxfp8",
           name_of(options.quant_dtype));
   const QuantDType weight = options.weight_dtype.value_or(options.quant_dtype);
   require(make_takes(weight) || weight == Q::kInt4, Errc::kInvalidArgument,
-          "make: weight_dtype is {}, want none, fp8_e4m3, int8, int4, nvfp4, mxfp4, mxfp6_e3m2, "
+          "make: weight_dtype is {}, must be none, fp8_e4m3, int8, int4, nvfp4, mxfp4, mxfp6_e3m2, "
           "mxfp6_e2m3 or mxfp8",
           name_of(weight));
   const bool has_static_scale = options.a1_scale.has_value() || options.a2_scale.has_value();
@@ -45,10 +45,11 @@ void check_make(const MakeQuantOptions& options) {
 std::optional<GroupShape> weight_block(const std::optional<BlockShape>& block) {
   if (!block.has_value()) return std::nullopt;
   const auto [row, col] = *block;
-  require(row >= -1 && (col == -1 || col >= 1), Errc::kInvalidArgument,
-          "quant_config: block_shape is {{{}, {}}}, want at least 0 rows and 1 column, or -1 for "
-          "all",
-          row, col);
+  require(
+      row >= -1 && (col == -1 || col >= 1), Errc::kInvalidArgument,
+      "quant_config: block_shape is {{{}, {}}}, must be at least 0 rows and 1 column, or -1 for "
+      "all",
+      row, col);
   return GroupShape{row, col};
 }
 
@@ -119,7 +120,7 @@ QuantConfig QuantConfig::mxfp4_w4a16(const WeightOnlyOptions& o) {
 
 QuantConfig QuantConfig::ocp_mx(const OcpMxOptions& o) {
   require(is_ocp_mx(o.quant_dtype), Errc::kInvalidArgument,
-          "ocp_mx: quant_dtype is {}, want one of the OCP set (mxfp4, mxfp6_e3m2, mxfp6_e2m3)",
+          "ocp_mx: quant_dtype is {}, must be one of the OCP set (mxfp4, mxfp6_e3m2, mxfp6_e2m3)",
           name_of(o.quant_dtype));
   return make({.quant_dtype = o.quant_dtype,
                .block_shape = o.block_shape,
@@ -156,9 +157,9 @@ QuantConfig QuantConfig::biased(const BiasedOptions& o) {
 
 QuantConfig QuantConfig::gptq_marlin(const GptqMarlinOptions& o) {
   require(o.weight_bits == 4 || o.weight_bits == 8, Errc::kInvalidArgument,
-          "gptq_marlin: weight_bits is {}, want 4 or 8", o.weight_bits);
+          "gptq_marlin: weight_bits is {}, must be 4 or 8", o.weight_bits);
   require(o.group_size == -1 || o.group_size >= 1, Errc::kInvalidArgument,
-          "gptq_marlin: group_size is {}, want -1 or at least 1", o.group_size);
+          "gptq_marlin: group_size is {}, must be -1 or at least 1", o.group_size);
   const QuantDType dtype = o.weight_bits == 4 ? Q::kInt4 : Q::kInt8;
   std::optional<GroupShape> shape;
   if (o.group_size != -1) shape = GroupShape{1, o.group_size};

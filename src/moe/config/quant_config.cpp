@@ -32,8 +32,8 @@ void check_alike(const char* what, const QuantDesc& first, const QuantDesc& seco
 void check_shape(const char* what, const std::optional<GroupShape>& shape) {
   if (!is_block(shape)) return;
   require(shape->row >= -1 && (shape->col == -1 || shape->col >= 1), Errc::kInvalidArgument,
-          "quant_config: {} has shape {}, want at least 0 rows and 1 column, or -1 for all", what,
-          describe(shape));
+          "quant_config: {} has shape {}, must be at least 0 rows and 1 column, or -1 for all",
+          what, describe(shape));
 }
 
 // Formats with their own scales accept no other grouping.
@@ -42,10 +42,11 @@ void check_activation(const QuantDesc& a1) {
   require(dtype <= QuantDType::kMxint8 && dtype != QuantDType::kInt4, Errc::kInvalidArgument,
           "quant_config: activations are {}, which is for weights only", name_of(dtype));
   if (dtype == QuantDType::kNone) return;
-  require(!is_block(a1.shape) || (a1.shape->row >= 1 && a1.shape->col >= 1), Errc::kInvalidArgument,
-          "quant_config: {} activations with shape {}, want {{-1, -1}}, {{1, -1}} or a block of at "
-          "least 1 row and 1 column",
-          name_of(dtype), describe(a1.shape));
+  require(
+      !is_block(a1.shape) || (a1.shape->row >= 1 && a1.shape->col >= 1), Errc::kInvalidArgument,
+      "quant_config: {} activations with shape {}, must be {{-1, -1}}, {{1, -1}} or a block of at "
+      "least 1 row and 1 column",
+      name_of(dtype), describe(a1.shape));
   if (is_element_type(dtype) || !a1.shape.has_value() || a1.shape->is_per_tensor()) return;
   const bool is_mx = is_ocp_mx(dtype) || dtype == QuantDType::kMxfp8;
   require(is_mx && is_block(a1.shape) && a1.shape->col == kOcpMxBlock, Errc::kInvalidArgument,
@@ -56,15 +57,15 @@ void check_activation(const QuantDesc& a1) {
 
 void check_extras(const QuantExtras& extras, const QuantDesc& a1) {
   require(extras.mx_alignment >= 0, Errc::kInvalidArgument,
-          "quant_config: mx_alignment is {}, want at least 0", extras.mx_alignment);
+          "quant_config: mx_alignment is {}, must be at least 0", extras.mx_alignment);
   require(extras.scale_format <= ScaleFormat::kE8M0Packed, Errc::kInvalidArgument,
-          "quant_config: scale_format is {}, want kF32, kF32PowerOfTwo or kE8M0Packed",
+          "quant_config: scale_format is {}, must be kF32, kF32PowerOfTwo or kE8M0Packed",
           static_cast<int>(extras.scale_format));
   if (extras.scale_format == ScaleFormat::kF32) return;
   require(
       a1.dtype == QuantDType::kFp8E4M3 && is_block(a1.shape) && a1.shape->col == 128,
       Errc::kInvalidArgument,
-      "quant_config: power-of-two scales (UE8M0) with {} activations of shape {}, want fp8_e4m3 "
+      "quant_config: power-of-two scales (UE8M0) with {} activations of shape {}, must be fp8_e4m3 "
       "in blocks of 128 columns",
       name_of(a1.dtype), describe(a1.shape));
 }
@@ -87,7 +88,8 @@ std::shared_ptr<void> precision_of(const char* name, const ScaleSource& source) 
 
 void check_sizes(const char* function, std::int64_t max_tokens, std::int64_t hidden) {
   require(max_tokens >= 0 && hidden >= 0, Errc::kInvalidArgument,
-          "{}: max_tokens is {} and hidden is {}, want at least 0", function, max_tokens, hidden);
+          "{}: max_tokens is {} and hidden is {}, must be at least 0", function, max_tokens,
+          hidden);
 }
 
 }  // namespace
@@ -98,10 +100,10 @@ QuantShapes quant_flags_to_group_shape(QuantDType dtype, bool per_act_token_quan
   if (block_shape.has_value()) {
     const auto [row, col] = *block_shape;
     require(!per_act_token_quant && !per_out_ch_quant, Errc::kInvalidArgument,
-            "quant_config: block_shape is {{{}, {}}} and {} is set, want one of the two", row, col,
-            per_act_token_quant ? "per_act_token_quant" : "per_out_ch_quant");
+            "quant_config: block_shape is {{{}, {}}} and {} is set, must be one of the two", row,
+            col, per_act_token_quant ? "per_act_token_quant" : "per_out_ch_quant");
     require(row >= 1 && col >= 1, Errc::kInvalidArgument,
-            "quant_config: block_shape is {{{}, {}}}, want sides of at least 1", row, col);
+            "quant_config: block_shape is {{{}, {}}}, must be sides of at least 1", row, col);
     return {GroupShape{row, col}, GroupShape{row, col}};
   }
   QuantShapes shapes;
@@ -124,7 +126,7 @@ QuantConfig::QuantConfig(QuantDesc a1, QuantDesc a2, QuantDesc w1, QuantDesc w2,
   check_shape("w1", w1_.shape);
   check_activation(a1_);
   require(w1_.dtype <= QuantDType::kMxint8, Errc::kInvalidArgument,
-          "quant_config: weight dtype is {}, want from 0 to 12", static_cast<int>(w1_.dtype));
+          "quant_config: weight dtype is {}, must be from 0 to 12", static_cast<int>(w1_.dtype));
   check_extras(extras_, a1_);
 }
 
@@ -165,7 +167,7 @@ std::optional<std::array<std::int64_t, 2>> QuantConfig::scale_shape(std::int64_t
 std::optional<std::array<std::int64_t, 3>> QuantConfig::batched_scale_shape(
     std::int64_t num_experts, std::int64_t max_tokens, std::int64_t hidden) const {
   require(num_experts >= 0, Errc::kInvalidArgument,
-          "batched_scale_shape: num_experts is {}, want at least 0", num_experts);
+          "batched_scale_shape: num_experts is {}, must be at least 0", num_experts);
   const auto shape = scale_shape(max_tokens, hidden);
   if (!shape.has_value()) return std::nullopt;
   return {{num_experts, (*shape)[0], (*shape)[1]}};

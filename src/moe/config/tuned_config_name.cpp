@@ -26,10 +26,10 @@ std::string get_config_file_name(std::int64_t num_experts, std::int64_t intermed
                                  const std::optional<BlockShape>& block_shape,
                                  const std::string& device_name) {
   require(num_experts >= 1 && intermediate >= 1, Errc::kInvalidArgument,
-          "get_config_file_name: num_experts is {} and intermediate is {}, want at least 1",
+          "get_config_file_name: num_experts is {} and intermediate is {}, must be at least 1",
           num_experts, intermediate);
   require(!device_name.empty(), Errc::kInvalidArgument,
-          "get_config_file_name: the device name is empty, want the name of a device");
+          "get_config_file_name: the device name is empty, must be the name of a device");
   std::string name = fmt::format("E={},N={},device_name={}", num_experts, intermediate,
                                  file_device_name(device_name));
   if (config_name.has_value()) name += ",dtype=" + *config_name;

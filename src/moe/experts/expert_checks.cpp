@@ -45,7 +45,7 @@ void check_packing(const NamedWeight& weight) {
       values.shape(2) % 2 == 0 && values.stride(2) == 1 && values.stride(1) % 2 == 0 &&
           values.stride(0) % 2 == 0,
       Errc::kInvalidArgument,
-      "{}: {} is {} with strides {}, {} and {}, want an even number of inputs, even strides and "
+      "{}: {} is {} with strides {}, {} and {}, must be an even number of inputs, even strides and "
       "pairs side by side",
       weight.function, weight.name, values.describe(), values.stride(0), values.stride(1),
       values.stride(2));
@@ -57,34 +57,34 @@ void check_weight_scales(const NamedWeight& weight) {
   const char* const function = weight.function;
   if (!is_quantized_weight(values.dtype())) {
     require(!scales.has_value() && !alpha.has_value(), Errc::kInvalidArgument,
-            "{}: {}_{} is {}, but {} is {}, want it absent", function, name,
+            "{}: {}_{} is {}, but {} is {}, must be absent", function, name,
             scales.has_value() ? "scale" : "alpha",
             scales.has_value() ? scales.describe() : alpha.describe(), name,
             name_of(values.dtype()));
     return;
   }
   require((block.outputs > 0 || block.outputs == -1) && (block.inputs > 0 || block.inputs == -1),
-          Errc::kInvalidArgument, "{}: block is {} x {}, want at least 1, or -1 for all", function,
-          block.outputs, block.inputs);
+          Errc::kInvalidArgument, "{}: block is {} x {}, must be at least 1, or -1 for all",
+          function, block.outputs, block.inputs);
   const Shape3 blocks = {values.shape(0), cdiv(values.shape(1), weight.tensor.block_outputs()),
                          cdiv(values.shape(2), weight.tensor.block_inputs())};
   require(has_shape(scales, blocks) && is_scale_dtype(scales.dtype()), Errc::kInvalidArgument,
-          "{}: {}_scale is {}, want [{}, {}, {}] of f32, bf16, f16, e8m0 or e4m3 for {} {}",
+          "{}: {}_scale is {}, must be [{}, {}, {}] of f32, bf16, f16, e8m0 or e4m3 for {} {}",
           function, name, scales.describe(), blocks[0], blocks[1], blocks[2],
           name_of(values.dtype()), name);
   require(!alpha.has_value() || (alpha.dtype() == DType::kF32 && alpha.num_dims() == 1 &&
                                  alpha.shape(0) == values.shape(0)),
-          Errc::kInvalidArgument, "{}: {}_alpha is {}, want f32 [{}]", function, name,
+          Errc::kInvalidArgument, "{}: {}_alpha is {}, must be f32 [{}]", function, name,
           alpha.describe(), values.shape(0));
 }
 
 // Checks one of the three weights and its scales.
 void check_weight(const NamedWeight& weight, const Shape3& shape) {
   const TensorView& values = weight.tensor.values;
-  require(has_shape(values, shape), Errc::kInvalidArgument, "{}: {} is {}, want [{}, {}, {}]",
+  require(has_shape(values, shape), Errc::kInvalidArgument, "{}: {} is {}, must be [{}, {}, {}]",
           weight.function, weight.name, values.describe(), shape[0], shape[1], shape[2]);
   require(is_float(values.dtype()) || is_quantized_weight(values.dtype()), Errc::kInvalidArgument,
-          "{}: {} is {}, want bf16, f16, f32, e4m3, i8 or e2m1", weight.function, weight.name,
+          "{}: {} is {}, must be bf16, f16, f32, e4m3, i8 or e2m1", weight.function, weight.name,
           name_of(values.dtype()));
   check_packing(weight);
   check_weight_scales(weight);
@@ -95,7 +95,7 @@ void check_bias(const char* function, const char* name, const TensorView& bias,
   if (!bias.has_value()) return;
   require(bias.num_dims() == 2 && bias.shape(0) == num_experts && bias.shape(1) == width &&
               is_float(bias.dtype()),
-          Errc::kInvalidArgument, "{}: {}_bias is {}, want bf16, f16 or f32 [{}, {}]", function,
+          Errc::kInvalidArgument, "{}: {}_bias is {}, must be bf16, f16 or f32 [{}, {}]", function,
           name, bias.describe(), num_experts, width);
 }
 
@@ -105,7 +105,7 @@ void check_activation(const char* function, const Activation& activation) {
   require(
       std::isfinite(activation.alpha) && std::isfinite(activation.beta) && activation.limit > 0.0f,
       Errc::kInvalidArgument,
-      "{}: activation has alpha {}, beta {} and limit {}, want finite ones and a limit above 0",
+      "{}: activation has alpha {}, beta {} and limit {}, must be finite ones and a limit above 0",
       function, activation.alpha, activation.beta, activation.limit);
 }
 
@@ -137,11 +137,11 @@ ExpertShape check_weights(const char* function, const ExpertWeights& weights) {
                           {"up_bias", weights.up_bias},
                           {"down_bias", weights.down_bias}});
   require(weights.gate.has_value() && weights.gate.num_dims() == 3, Errc::kInvalidArgument,
-          "{}: gate is {}, want [experts, intermediate, hidden]", function,
+          "{}: gate is {}, must be [experts, intermediate, hidden]", function,
           weights.gate.describe());
   const ExpertShape shape{weights.gate.shape(0), weights.gate.shape(2), weights.gate.shape(1)};
   require(shape.hidden > 0 && shape.intermediate > 0, Errc::kInvalidArgument,
-          "{}: gate is {}, want at least 1 intermediate and 1 hidden element", function,
+          "{}: gate is {}, must be at least 1 intermediate and 1 hidden element", function,
           weights.gate.describe());
   const Shape3 first = {shape.num_experts, shape.intermediate, shape.hidden};
   const Shape3 second = {shape.num_experts, shape.hidden, shape.intermediate};
@@ -162,15 +162,15 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
           Errc::kInvalidArgument, "{}: intermediate is {}, must be bf16, f32 or a quantized scheme",
           function, name_of(scheme));
   require(scheme.dtype != DType::kE2M1 || shape.intermediate % 2 == 0, Errc::kInvalidArgument,
-          "{}: intermediate is {} of {} elements, want an even number: two to a byte", function,
+          "{}: intermediate is {} of {} elements, must be an even number: two to a byte", function,
           name_of(scheme), shape.intermediate);
   const TensorView& scale = options.intermediate_scale;
   require(is_optional_expert_scalar(scale, shape.num_experts), Errc::kInvalidArgument,
-          "{}: intermediate_scale is {}, want f32 [1] or [{}]", function, scale.describe(),
+          "{}: intermediate_scale is {}, must be f32 [1] or [{}]", function, scale.describe(),
           shape.num_experts);
   const bool is_needed = scheme.needs_tensor_scale();
   require(is_needed ? scale.has_value() : scheme.group == ScaleGroup::kTensor || !scale.has_value(),
-          Errc::kInvalidArgument, "{}: intermediate_scale is {}, want it {} for {}", function,
+          Errc::kInvalidArgument, "{}: intermediate_scale is {}, must be {} for {}", function,
           scale.describe(), is_needed ? "f32 [1] or [L]" : "absent", name_of(scheme));
   check_activation(function, options.activation);
 }
@@ -180,7 +180,7 @@ TensorView flat_rows(const char* name, const TensorView& tensor) {
   const std::int64_t capacity = tensor.shape(1);
   require(tensor.shape(0) <= 1 || capacity == 0 ||
               tensor.stride(0) == checked_mul(capacity, tensor.stride(1)),
-          Errc::kInvalidArgument, "apply: experts of {} are {} apart, want {} rows of {}", name,
+          Errc::kInvalidArgument, "apply: experts of {} are {} apart, must be {} rows of {}", name,
           tensor.stride(0), capacity, tensor.stride(1));
   return TensorView(tensor.data(), tensor.dtype(),
                     {checked_mul(tensor.shape(0), capacity), tensor.shape(2)},
@@ -211,7 +211,7 @@ void check_buffers(const ExpertShape& shape, const ExpertRows& input, const Tens
   require(output.has_value() && output.num_dims() == 2 && output.dtype() == dtype &&
               has_contiguous_rows(output) && output.shape(0) == input.rows.shape(0) &&
               output.shape(1) == shape.hidden,
-          Errc::kInvalidArgument, "apply: output is {}, want {} [{}, {}] with contiguous rows",
+          Errc::kInvalidArgument, "apply: output is {}, must be {} [{}, {}] with contiguous rows",
           output.describe(), name_of(dtype), input.rows.shape(0), shape.hidden);
   require(workspace_bytes >= needed_bytes, Errc::kWorkspaceTooSmall,
           "apply: workspace has {} bytes, needs {}; ask workspace_bytes()", workspace_bytes,

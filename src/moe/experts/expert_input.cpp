@@ -21,12 +21,12 @@ void check_rows(std::int64_t hidden, const ExpertRows& input) {
   const TensorView& rows = input.rows;
   require(rows.has_value() && rows.num_dims() == 2 && rows.shape(1) == hidden &&
               rows.dtype() == dtype && has_contiguous_rows(rows),
-          Errc::kInvalidArgument, "apply: rows is {}, want {} [N, {}] with contiguous rows",
+          Errc::kInvalidArgument, "apply: rows is {}, must be {} [N, {}] with contiguous rows",
           rows.describe(), name_of(dtype), hidden);
-  require(dtype != DType::kE2M1 || (hidden % 2 == 0 && rows.stride(0) % 2 == 0),
-          Errc::kInvalidArgument,
-          "apply: rows of {} e2m1 elements are {} apart, want even numbers: a row begins at a byte",
-          hidden, rows.stride(0));
+  require(
+      dtype != DType::kE2M1 || (hidden % 2 == 0 && rows.stride(0) % 2 == 0), Errc::kInvalidArgument,
+      "apply: rows of {} e2m1 elements are {} apart, must be even numbers: a row begins at a byte",
+      hidden, rows.stride(0));
 }
 
 std::vector<std::int64_t> shape_of(const TensorView& tensor) {
@@ -60,7 +60,7 @@ void check_scales(std::int64_t hidden, const ExpertRows& input) {
   const DType dtype = scale_dtype(input.scheme);
   const bool is_swizzled = input.scale_layout == ScaleLayout::kSwizzled;
   require(!is_swizzled || bits_of(dtype) == 8, Errc::kInvalidArgument,
-          "apply: scales are {} and swizzled, want scales of one byte", name_of(dtype));
+          "apply: scales are {} and swizzled, must be scales of one byte", name_of(dtype));
   // Without rows the number of blocks does not matter.
   if (input.rows.shape(0) == 0 && scales.has_value() && scales.dtype() == dtype) return;
   const std::vector<std::int64_t> shape = wanted_shape(input, num_scales(input.scheme, hidden));
@@ -69,7 +69,7 @@ void check_scales(std::int64_t hidden, const ExpertRows& input) {
       scales.has_value() && scales.dtype() == dtype && shape_of(scales) == shape &&
           (shape.size() == (is_swizzled ? 5 : 2) || input.rows.shape(0) % scales.shape(0) == 0) &&
           (!is_swizzled || scales.is_contiguous()),
-      Errc::kInvalidArgument, "apply: scales is {}, want {}{} for {} rows", scales.describe(),
+      Errc::kInvalidArgument, "apply: scales is {}, must be {}{} for {} rows", scales.describe(),
       is_swizzled ? "contiguous " : "", want.describe(), input.rows.shape(0));
 }
 
@@ -77,15 +77,15 @@ void check_scalars(std::int64_t num_experts, const ExpertRows& input) {
   const bool is_tensor = input.scheme.group == ScaleGroup::kTensor;
   require(!is_tensor ||
               (input.scales.has_value() && is_optional_expert_scalar(input.scales, num_experts)),
-          Errc::kInvalidArgument, "apply: scales is {}, want f32 [1] or [{}]",
+          Errc::kInvalidArgument, "apply: scales is {}, must be f32 [1] or [{}]",
           input.scales.describe(), num_experts);
   require(is_tensor || has_scale_a_row(input.scheme) || !input.scales.has_value(),
-          Errc::kInvalidArgument, "apply: scales is {}, but rows have no scales; want it absent",
+          Errc::kInvalidArgument, "apply: scales is {}, but rows have no scales; must be absent",
           input.scales.describe());
   const bool is_wanted = input.scheme.needs_tensor_scale();
   require(input.tensor_scale.has_value() == is_wanted &&
               is_optional_expert_scalar(input.tensor_scale, num_experts),
-          Errc::kInvalidArgument, "apply: tensor_scale is {}, want it {} for {}",
+          Errc::kInvalidArgument, "apply: tensor_scale is {}, must be {} for {}",
           input.tensor_scale.describe(), is_wanted ? "f32 [1] or [L]" : "absent",
           name_of(input.scheme));
 }
@@ -103,11 +103,12 @@ void check_ranges(std::int64_t num_experts, const ExpertRows& input) {
     return table.has_value() && table.dtype() == dtype && table.is_contiguous() &&
            table.num_elements() == num_experts;
   };
-  require(is_table(input.first_row, DType::kI64) && is_table(input.num_rows, DType::kI32),
-          Errc::kInvalidArgument,
-          "apply: first_row is {} and num_rows {}, want contiguous i64 and i32 [{}], an entry for "
-          "each expert",
-          input.first_row.describe(), input.num_rows.describe(), num_experts);
+  require(
+      is_table(input.first_row, DType::kI64) && is_table(input.num_rows, DType::kI32),
+      Errc::kInvalidArgument,
+      "apply: first_row is {} and num_rows {}, must be contiguous i64 and i32 [{}], an entry for "
+      "each expert",
+      input.first_row.describe(), input.num_rows.describe(), num_experts);
   const std::int64_t total = input.rows.shape(0);
   for (std::int64_t e = 0; e < num_experts; ++e) {
     const std::int64_t first = input.first_row.as<std::int64_t>()[e];

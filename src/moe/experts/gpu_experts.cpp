@@ -145,7 +145,7 @@ GpuExperts::Scratch GpuExperts::carve(std::int64_t num_rows, DType rows_dtype,
 
 std::size_t GpuExperts::workspace_bytes(const TensorView& rows) const {
   require(is_rows(rows), Errc::kInvalidArgument,
-          "workspace_bytes: rows is {}, want [N, H] or [L, C, H]", rows.describe());
+          "workspace_bytes: rows is {}, must be [N, H] or [L, C, H]", rows.describe());
   const std::int64_t num_rows =
       rows.num_dims() == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
   if (num_rows == 0) return 0;
@@ -158,7 +158,7 @@ cuda::RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
   const auto check = [&](const char* name, const TensorView& tensor, DType dtype) {
     require(tensor.has_value() && tensor.dtype() == dtype && tensor.num_dims() == 1 &&
                 tensor.shape(0) == num_experts && tensor.is_contiguous(),
-            Errc::kInvalidArgument, "apply: {} is {}, want contiguous {} [{}]", name,
+            Errc::kInvalidArgument, "apply: {} is {}, must be contiguous {} [{}]", name,
             tensor.describe(), name_of(dtype), num_experts);
   };
   check("num_rows", input.num_rows, DType::kI32);
@@ -167,7 +167,7 @@ cuda::RowRanges GpuExperts::checked_ranges(const ExpertRows& input) const {
   ranges.num_experts = num_experts;
   if (input.rows.num_dims() == 3) {
     require(input.rows.shape(0) == num_experts, Errc::kInvalidArgument,
-            "apply: rows is {}, want {} experts", input.rows.describe(), num_experts);
+            "apply: rows is {}, must be {} experts", input.rows.describe(), num_experts);
     ranges.capacity = input.rows.shape(1);
     ranges.total_rows = checked_mul(num_experts, ranges.capacity);
     return ranges;
@@ -283,8 +283,8 @@ void GpuExperts::apply(const ExpertRows& input, const TensorView& output,
                        std::span<std::byte> workspace, Stream stream) {
   require_experts_device(device_, input, output, stream);
   require(is_rows(input.rows) && output.num_dims() == input.rows.num_dims(), Errc::kInvalidArgument,
-          "apply: rows is {} and output {}, want [N, H] or [L, C, H], alike", input.rows.describe(),
-          output.describe());
+          "apply: rows is {} and output {}, must be [N, H] or [L, C, H], alike",
+          input.rows.describe(), output.describe());
   const cuda::RowRanges ranges = checked_ranges(input);
   ExpertRows rows = input;
   rows.rows = flat_rows("rows", input.rows);

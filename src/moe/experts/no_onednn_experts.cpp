@@ -9,7 +9,7 @@ namespace switchyard {
 
 std::unique_ptr<Experts> make_onednn_experts(const ExpertWeights&, const ExpertOptions&) {
   fail(Errc::kNotAvailable,
-       "make_onednn_experts: this build has no oneDNN, want \"exact\" experts; or install oneDNN "
+       "make_onednn_experts: this build has no oneDNN; choose \"exact\" experts, or install oneDNN "
        "and "
        "configure with SWITCHYARD_WITH_ONEDNN=ON");
 }

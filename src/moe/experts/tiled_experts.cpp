@@ -119,7 +119,7 @@ TiledExperts::Scratch TiledExperts::carve(std::int64_t num_rows, std::byte* base
 std::size_t TiledExperts::workspace_bytes(const TensorView& rows) const {
   const int num_dims = rows.num_dims();
   require(num_dims == 2 || num_dims == 3, Errc::kInvalidArgument,
-          "workspace_bytes: rows is {}, want [N, H] or [L, C, H]", rows.describe());
+          "workspace_bytes: rows is {}, must be [N, H] or [L, C, H]", rows.describe());
   const std::int64_t num_rows =
       num_dims == 3 ? checked_mul(rows.shape(0), rows.shape(1)) : rows.shape(0);
   if (num_rows == 0) return 0;

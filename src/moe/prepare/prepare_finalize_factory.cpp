@@ -46,8 +46,8 @@ constexpr std::array<BackendRule, 12> kBackendRules{{
 
 BackendRule rule_of(All2AllBackend backend) {
   const auto index = static_cast<std::size_t>(backend);
-  require(index < kBackendRules.size(), Errc::kInvalidArgument, "{}: backend is {}, want 0 to {}",
-          kFunction, index, kBackendRules.size() - 1);
+  require(index < kBackendRules.size(), Errc::kInvalidArgument,
+          "{}: backend is {}, must be 0 to {}", kFunction, index, kBackendRules.size() - 1);
   return kBackendRules[index];
 }
 

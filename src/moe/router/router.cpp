@@ -211,7 +211,7 @@ void check_groups(const RouterConfig& config) {
           Errc::kInvalidArgument, "select_experts: num_groups is {}, must divide the {} experts",
           config.num_groups, config.num_experts);
   require(config.topk_groups >= 1 && config.topk_groups <= config.num_groups,
-          Errc::kInvalidArgument, "select_experts: topk_groups is {}, want 1 to num_groups {}",
+          Errc::kInvalidArgument, "select_experts: topk_groups is {}, must be 1 to num_groups {}",
           config.topk_groups, config.num_groups);
   const std::int32_t group_size = config.num_experts / config.num_groups;
   require(config.num_topk <= std::int64_t{config.topk_groups} * group_size, Errc::kInvalidArgument,
@@ -219,18 +219,18 @@ void check_groups(const RouterConfig& config) {
           config.topk_groups, group_size);
   require(config.group_selection != GroupSelection::kTop2Sum || group_size >= 2,
           Errc::kInvalidArgument,
-          "select_experts: groups of {} expert, want at least 2 for the sum of two", group_size);
+          "select_experts: groups of {} expert, must be at least 2 for the sum of two", group_size);
 }
 
 void check_config(const RouterConfig& config) {
   require(config.num_experts >= 1, Errc::kInvalidArgument,
-          "select_experts: num_experts is {}, want at least 1", config.num_experts);
+          "select_experts: num_experts is {}, must be at least 1", config.num_experts);
   const std::int32_t most = std::min(kMaxTopk, config.num_experts);
   require(config.num_topk >= 1 && config.num_topk <= most, Errc::kInvalidArgument,
-          "select_experts: num_topk is {}, want 1 to {} with {} experts", config.num_topk, most,
+          "select_experts: num_topk is {}, must be 1 to {} with {} experts", config.num_topk, most,
           config.num_experts);
   require(std::isfinite(config.routed_scaling_factor), Errc::kInvalidArgument,
-          "select_experts: routed_scaling_factor is {}, want a finite number",
+          "select_experts: routed_scaling_factor is {}, must be a finite number",
           config.routed_scaling_factor);
   require(std::isfinite(config.norm_min) && config.norm_min >= 0.0f, Errc::kInvalidArgument,
           "select_experts: norm_min is {}, must be a number from 0", config.norm_min);
@@ -256,7 +256,7 @@ void check_matrix(const char* function, const char* name, const TensorView& view
                            view.is_contiguous() &&
                            (view.num_elements() == 0 || view.data() != nullptr);
   require(is_dtype_ok && is_shape_ok, Errc::kInvalidArgument,
-          "{}: {} is {}, want {} [{}, {}], contiguous", function, name, view.describe(), dtypes,
+          "{}: {} is {}, must be {} [{}, {}], contiguous", function, name, view.describe(), dtypes,
           rows, cols);
 }
 
@@ -272,7 +272,7 @@ void check_select(const RouterConfig& config, const TensorView& logits, const Te
     require(bias.dtype() == DType::kF32 && bias.num_dims() == 1 &&
                 bias.shape(0) == config.num_experts && bias.is_contiguous() &&
                 bias.data() != nullptr,
-            Errc::kInvalidArgument, "select_experts: bias is {}, want f32 [{}], contiguous",
+            Errc::kInvalidArgument, "select_experts: bias is {}, must be f32 [{}], contiguous",
             bias.describe(), config.num_experts);
   }
   check_matrix(kName, "topk_ids", topk_ids,
@@ -293,7 +293,7 @@ void router_logits(const TensorView& hidden, const TensorView& gate, const Tenso
   require(hidden.num_dims() == 2 && is_float(hidden.dtype()) && has_contiguous_rows(hidden) &&
               (hidden.num_elements() == 0 || hidden.data() != nullptr),
           Errc::kInvalidArgument,
-          "router_logits: hidden is {}, want bf16, f16 or f32 [T, H], rows contiguous",
+          "router_logits: hidden is {}, must be bf16, f16 or f32 [T, H], rows contiguous",
           hidden.describe());
   const std::int64_t num_experts = gate.num_dims() == 2 ? gate.shape(0) : 0;
   check_matrix("router_logits", "gate", gate, is_float(gate.dtype()), "bf16, f16 or f32",

@@ -77,9 +77,9 @@ std::string text_of(const StressTally& tally, int rank) {
   constexpr const char* kParts[] = {"count",  "element", "scale",   "id",
                                     "weight", "output",  "payload", "returned weight"};
   const StressDifference& d = tally.difference;
-  return fmt::format("rank {}, step {}: {} {} of row {} (rank {}, token {}) is {:08x}, want {:08x}",
-                     rank, d.step, kParts[d.part % std::size(kParts)], d.word, d.row, d.source,
-                     d.token, d.got, d.want);
+  return fmt::format(
+      "rank {}, step {}: {} {} of row {} (rank {}, token {}) is {:08x}, must be {:08x}", rank,
+      d.step, kParts[d.part % std::size(kParts)], d.word, d.row, d.source, d.token, d.got, d.want);
 }
 
 /// Adds up the ranks' results.

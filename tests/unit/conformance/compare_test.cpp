@@ -54,10 +54,10 @@ TEST(CompareTest, AnotherShapeIsADifference) {
   EXPECT_THAT(difference([] {
                 expect_same_bits("output", TensorView(kBits.data(), DType::kBF16, {1, 4}), kValues);
               }),
-              HasSubstr("want [2, 4]"));
+              HasSubstr("expected [2, 4]"));
   const std::array<std::byte, 2> two{};
   EXPECT_THAT(difference([&] { expect_same_bytes("scales", two, std::span(two).first(1), 1, 1); }),
-              HasSubstr("scales has 2 bytes, want 1"));
+              HasSubstr("scales has 2 bytes, expected 1"));
 }
 
 TEST(CompareTest, CloseMeansWithinTheBoundOfOneAndTheValue) {
@@ -68,7 +68,7 @@ TEST(CompareTest, CloseMeansWithinTheBoundOfOneAndTheValue) {
   EXPECT_NEAR(agreement.max_error, 0.4 / 9.4, 1e-6);
   EXPECT_EQ(agreement.bound, 0.06);
   EXPECT_THAT(difference([&] { expect_close("output", view(kBits), want, 0.04); }),
-              HasSubstr("output[1, 1] is 8, want"));
+              HasSubstr("output[1, 1] is 8, expected"));
 }
 
 TEST(CompareTest, NaNIsCloseToNaNOnly) {

@@ -178,7 +178,7 @@ TEST(SettingsTest, ProgramWinsOverEnvironmentWinsOverDefault) {
   EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kDefault);
   ::setenv("SWITCHYARD_TIMEOUT_MS", "30s", 1);
   EXPECT_EQ(setting("SWITCHYARD_TIMEOUT_MS").origin, SettingOrigin::kEnvironment);
-  test::expect_invalid("is \"30s\", want a whole number",
+  test::expect_invalid("is \"30s\", must be a whole number",
                        [] { setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000); });
   set_setting("SWITCHYARD_TIMEOUT_MS", "500");
   EXPECT_EQ(setting_integer("SWITCHYARD_TIMEOUT_MS", 1, 86'400'000), 500);

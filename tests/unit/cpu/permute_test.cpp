@@ -256,22 +256,22 @@ TEST(EpScatterTest, WrongArgumentsAreErrors) {
   expect(Errc::kInvalidArgument, "x is absent", {}, scales, to);
   expect(Errc::kInvalidArgument, "ep_scatter: scales is f32 [2, 3]", x,
          TensorView(scales.data(), DType::kF32, {2, 3}), to);
-  expect(Errc::kInvalidArgument, "want [8, scales] for scales f32 [3, 2]", x, scales, [&] {
+  expect(Errc::kInvalidArgument, "must be [8, scales] for scales f32 [3, 2]", x, scales, [&] {
     auto o = to;
     o.scales = {};
     return o;
   }());
-  expect(Errc::kInvalidArgument, "want i32 with 8 contiguous elements", x, scales, [&] {
+  expect(Errc::kInvalidArgument, "must be i32 with 8 contiguous elements", x, scales, [&] {
     auto o = to;
     o.m_indices = {};
     return o;
   }());
-  expect(Errc::kInvalidArgument, "want rows that do not overlap", x, scales, [&] {
+  expect(Errc::kInvalidArgument, "must be rows that do not overlap", x, scales, [&] {
     auto o = to;
     o.x = TensorView(x.data(), DType::kBF16, {8, 8}, {7, 1});
     return o;
   }());
-  expect(Errc::kInvalidArgument, "want elements that do not overlap", x, scales, [&] {
+  expect(Errc::kInvalidArgument, "must be elements that do not overlap", x, scales, [&] {
     auto o = to;
     o.scales = TensorView(scales.data(), DType::kF32, {8, 2}, {1, 7});
     return o;
@@ -300,12 +300,12 @@ TEST(PermuteTest, WrongArgumentsAreErrors) {
                         const PermuteMemory& memory) {
     return [&, memory] { (void)permute(rows, row_scales, view(ids), 2, {}, memory); };
   };
-  expect_invalid("packs_scales with scales f32 [3, 2], want e8m0",
+  expect_invalid("packs_scales with scales f32 [3, 2], must be e8m0",
                  call(x, scales, {.packs_scales = true}));
   expect_invalid("scale_layout is swizzled",
                  call(x, scales, {.scale_layout = ScaleLayout::kSwizzled}));
   const TensorView odd(x.data(), DType::kE2M1, {3, 7});
-  expect_invalid("want rows of whole bytes", call(odd, {}, {}));
+  expect_invalid("must be rows of whole bytes", call(odd, {}, {}));
   const TensorView columns(x.data(), DType::kBF16, {3, 8}, {1, 3});
   expect_invalid("with contiguous rows", call(columns, {}, {}));
   expect_error(Errc::kWorkspaceTooSmall, "permute: the buffer has 3 rows, needs 256",

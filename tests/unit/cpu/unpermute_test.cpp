@@ -89,7 +89,7 @@ TEST(UnpermuteTest, WrongArgumentsAreErrors) {
   expect_invalid("inv_perm[1, 0] is -1", gather(rows, weights, out));
   inv_perm[1] = 0;
   expect_invalid("expert_output is absent", gather({}, weights, out));
-  expect_invalid("topk_weights is bf16 [4, 8], want f32 [2, 1]", gather(rows, rows, out));
+  expect_invalid("topk_weights is bf16 [4, 8], must be f32 [2, 1]", gather(rows, rows, out));
   expect_invalid("output is bf16 [4, 8]", gather(rows, weights, rows));
   const TensorView codes(rows.data(), DType::kE4M3, {4, 8});
   expect_invalid("expert_output is e4m3", gather(codes, weights, out));

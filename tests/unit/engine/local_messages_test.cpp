@@ -43,7 +43,7 @@ TEST(LocalMessagesTest, SizesMustBeEqual) {
       return;
     }
     const MessageId received = channel->receive(0, 3, message_buffer(12));
-    expect_error(Errc::kInternal, "rank 0 sends 10 bytes with tag 3, rank 1 wants 12",
+    expect_error(Errc::kInternal, "rank 0 sends 10 bytes with tag 3, rank 1 expects 12",
                  [&] { group.control().wait({}, [&] { return channel->is_done(received); }); });
     group.barrier();
   });

@@ -62,11 +62,11 @@ TEST(CheckpointTest, ShardsAreOpenedWhenTheyAreNeeded) {
 
 TEST(CheckpointTest, FoldersWithoutACheckpoint) {
   const TempFolder folder;
-  expect_invalid("0 other *.safetensors files, want one",
+  expect_invalid("0 other *.safetensors files, must be one",
                  [&] { Checkpoint checkpoint(folder.path()); });
   write_one(folder.file("a.safetensors"), "x", 1);
   write_one(folder.file("b.safetensors"), "x", 1);
-  expect_invalid("2 other *.safetensors files, want one",
+  expect_invalid("2 other *.safetensors files, must be one",
                  [&] { Checkpoint checkpoint(folder.path()); });
   expect_invalid("none", [&] { Checkpoint checkpoint(folder.file("none")); });
 }
@@ -107,9 +107,9 @@ TEST(CheckpointTest, MalformedIndex) {
     const char* phrase;
   } cases[] = {{"", "index.json"},
                {"{}", "index.json has no key weight_map"},
-               {R"({"weight_map": null})", "weight_map is null, want a value"},
-               {R"({"weight_map": []})", "weight_map is an array, want an object"},
-               {R"({"weight_map": {"w": 1}})", "tensor \"w\" maps to 1, want a file name"},
+               {R"({"weight_map": null})", "weight_map is null, must be a value"},
+               {R"({"weight_map": []})", "weight_map is an array, must be an object"},
+               {R"({"weight_map": {"w": 1}})", "tensor \"w\" maps to 1, must map to a file name"},
                {R"({"weight_map": {"w": {"x": 1}}})", "maps to an object"},
                {R"({"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}})", "\"w\" twice"},
                {R"({"weight_map": {"w": "a.safetensors"}} trailing)", "index.json"}};

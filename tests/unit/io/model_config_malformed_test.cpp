@@ -36,32 +36,33 @@ TEST(MalformedModelConfigTest, BadValuesNameFileKeyAndValue) {
   expect_malformed(
       kV3,
       {{"\"hidden_size\": 7168", "\"hidden_size\": \"big\"",
-        "hidden_size is \"big\", want a whole"},
+        "hidden_size is \"big\", must be a whole"},
        {"\"hidden_size\": 7168", "\"hidden_size\": -7168", "hidden_size is -7168"},
-       {"\"hidden_size\": 7168", "\"hidden_size\": 0", "hidden_size is 0, want"},
+       {"\"hidden_size\": 7168", "\"hidden_size\": 0", "hidden_size is 0, must be"},
        {"\"hidden_size\": 7168", "\"hidden_size\": 7168.5", "hidden_size is 7168.5"},
-       {"\"hidden_size\": 7168", "\"hidden_size\": 4294967297", "is 4294967297, want"},
+       {"\"hidden_size\": 7168", "\"hidden_size\": 4294967297", "is 4294967297, must be"},
        {"\"hidden_size\": 7168", "\"hidden_size\": 18446744073709551615", "from 1 to 16777216"},
        {"\"hidden_size\": 7168", "\"hidden_size\": 1e999", "number overflow"},
        {"\"hidden_size\": 7168", "\"hidden_size\": [7168]", "hidden_size is an array"},
-       {"\"hidden_size\": 7168", "\"hidden_size\": null", "hidden_size is null, want a value"},
+       {"\"hidden_size\": 7168", "\"hidden_size\": null", "hidden_size is null, must be a value"},
        {"\"hidden_size\": 7168", "\"hidden\": 7168", "has no key hidden_size"},
        {"\"hidden_size\": 7168", "\"n_group\": 7168", "has the key \"n_group\" twice"},
        {"\"n_routed_experts\": 256", "\"n_routed_experts\": 65536", "from 1 to 65535"},
-       {"\"n_routed_experts\": 256", "\"n_routed_experts\": 255", "n_group is 8, want a divisor"},
+       {"\"n_routed_experts\": 256", "\"n_routed_experts\": 255",
+        "n_group is 8, must be a divisor"},
        {"\"n_routed_experts\": 256", "\"n_routed_experts\": 8", "groups of 1 expert"},
        {"\"n_routed_experts\": 256", "\"n_experts\": 256", "has no key n_routed_experts"},
        {"\"n_routed_experts\": 256", "\"n_routed_experts\": 256, \"num_experts\": 8",
-        "num_experts is 8, want the same as n_routed_experts"},
+        "num_experts is 8, must be the same as n_routed_experts"},
        {"\"num_experts_per_tok\": 8", "\"num_experts_per_tok\": 65", "from 1 to 64"},
        {"\"topk_group\": 4", "\"topk_group\": 9", "topk_group is 9, but n_group is 8"},
        {"\"topk_group\": 4", "\"topk_group\": 0", "topk_group is 0"},
        {"\"noaux_tc\"", "\"magic\"", "topk_method is \"magic\""},
        {"\"sigmoid\"", "\"relu\"", "scoring_func is \"relu\""},
-       {"\"sigmoid\"", "7", "scoring_func is 7, want text"},
-       {"\"norm_topk_prob\": true", "\"norm_topk_prob\": 1", "norm_topk_prob is 1, want true"},
+       {"\"sigmoid\"", "7", "scoring_func is 7, must be text"},
+       {"\"norm_topk_prob\": true", "\"norm_topk_prob\": 1", "norm_topk_prob is 1, must be true"},
        {"2.5", "-2.5", "routed_scaling_factor is -2.5"},
-       {"2.5", "\"2.5\"", "want a number"},
+       {"2.5", "\"2.5\"", "must be a number"},
        {"\"n_shared_experts\": 1", "\"n_shared_experts\": -1", "n_shared_experts is -1"},
        {"\"first_k_dense_replace\": 3", "\"first_k_dense_replace\": 61", "all 61 layers are dense"},
        {"\"moe_layer_freq\": 1", "\"moe_layer_freq\": 0", "moe_layer_freq is 0"},
@@ -73,7 +74,7 @@ TEST(MalformedModelConfigTest, BadCombinations) {
   expect_malformed(few.c_str(), {{"\"topk_group\": 4", "\"topk_group\": 3",
                                   "leaves 6 experts, but num_experts_per_tok is 8"}});
   expect_malformed(
-      kQwen3, {{"[]", "[-1]", "mlp_only_layers is an array, want whole numbers from 0, not -1"},
+      kQwen3, {{"[]", "[-1]", "mlp_only_layers is an array, must be whole numbers from 0, not -1"},
                {"[]", "\"0\"", "mlp_only_layers is \"0\""},
                {"\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 0", "_step is 0"},
                {"\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 49", "are dense"},
@@ -91,10 +92,10 @@ TEST(MalformedModelConfigTest, TextThatIsNoConfig) {
   for (int i = 0; i < 1'000'001; ++i) wide += ",0";
   wide += "]";
   expect_error(Errc::kMalformedFile, "dir/config.json", [&] { parse(""); });
-  expect_error(Errc::kMalformedFile, "dir/config.json is a Git LFS pointer, want",
+  expect_error(Errc::kMalformedFile, "dir/config.json is a Git LFS pointer, must be",
                [&] { parse("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"); });
-  expect_error(Errc::kMalformedFile, "holds an array, want an object", [&] { parse("[]"); });
-  expect_error(Errc::kMalformedFile, "holds 7, want an object", [&] { parse("7"); });
+  expect_error(Errc::kMalformedFile, "holds an array, must hold an object", [&] { parse("[]"); });
+  expect_error(Errc::kMalformedFile, "holds 7, must hold an object", [&] { parse("7"); });
   expect_error(Errc::kMalformedFile, "NUL byte at offset 2",
                [&] { parse(std::string("{}\0", 3)); });
   expect_error(Errc::kMalformedFile, "deeper than 32", [&] { parse(deep); });
@@ -117,11 +118,11 @@ TEST(MalformedModelConfigTest, MessagesStayShort) {
 }
 
 TEST(MalformedModelConfigTest, OtherModelsAreNotSupported) {
-  expect_error(Errc::kNotSupported, "model_type is \"llama\", want one of: deepseek_v2",
+  expect_error(Errc::kNotSupported, "model_type is \"llama\", must be one of: deepseek_v2",
                [&] { parse(R"({"model_type": "llama"})"); });
   expect_error(Errc::kNotSupported, "model_type is absent", [&] { parse("{}"); });
   expect_error(
-      Errc::kNotSupported, "model_type is \"llava\", of its text_config \"llama\", want",
+      Errc::kNotSupported, "model_type is \"llava\", of its text_config \"llama\", must be",
       [&] { parse(R"({"model_type": "llava", "text_config": {"model_type": "llama"}})"); });
   expect_error(Errc::kMalformedFile, "config.json: text_config has no key num_hidden_layers",
                [&] { parse(R"({"model_type": "kimi_k25", "text_config": {}})"); });
@@ -131,18 +132,18 @@ TEST(MalformedModelConfigTest, OtherModelsAreNotSupported) {
     const std::string quantization = replaced(
         R"("quantization_config": {"quant_method": "METHOD", "bits": 4}, "x":)", "METHOD", method);
     expect_error(Errc::kNotSupported,
-                 fmt::format("quantization_config has quant_method \"{}\", want \"fp8\"; "
+                 fmt::format("quantization_config has quant_method \"{}\", must be \"fp8\"; "
                              "dequantize the checkpoint first",
                              method),
                  [&] { parse(replaced(kV3, "\"quantization_config\":", quantization)); });
   }
-  expect_error(Errc::kNotSupported, "has quant_method absent, want \"fp8\"",
+  expect_error(Errc::kNotSupported, "has quant_method absent, must be \"fp8\"",
                [&] { parse(replaced(kV3, "\"quant_method\"", "\"method\"")); });
-  expect_error(Errc::kNotSupported, "quantization_config has fmt \"e5m2\", want \"e4m3\"",
+  expect_error(Errc::kNotSupported, "quantization_config has fmt \"e5m2\", must be \"e4m3\"",
                [&] { parse(replaced(kV3, "\"e4m3\"", "\"e5m2\"")); });
   expect_error(Errc::kNotSupported, "weight_block_size of quantization_config is [64,128]",
                [&] { parse(replaced(kV3, "[128, 128]", "[64, 128]")); });
-  expect_error(Errc::kMalformedFile, "quantization_config holds 7, want an object", [&] {
+  expect_error(Errc::kMalformedFile, "quantization_config holds 7, must hold an object", [&] {
     parse(replaced(kV3, "\"quantization_config\":", "\"quantization_config\": 7, \"x\":"));
   });
   expect_error(Errc::kNotSupported, "weight_block_size of quantization_config is absent",

@@ -239,7 +239,7 @@ TEST(ModelConfigTest, NullMeansNone) {
                  {kMixtral8x7B, "num_experts_per_tok", "2"}};
   for (const auto& c : refused) {
     SCOPED_TRACE(c.key);
-    expect_error(Errc::kMalformedFile, std::string(c.key) + " is null, want a value",
+    expect_error(Errc::kMalformedFile, std::string(c.key) + " is null, must be a value",
                  [&] { with_null(c.text, c.key, c.value); });
   }
 }

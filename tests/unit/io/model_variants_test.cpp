@@ -56,11 +56,11 @@ TEST(ModelVariantsTest, GptOss) {
   EXPECT_THAT(config.moe_layers, SizeIs(24));
   const ModelConfig other = parse(replaced(kGptOss20b, "7.0", "3.5, \"swiglu_alpha\": 1.25"));
   EXPECT_EQ(other.activation, (Activation{ActivationKind::kClampedSwiGlu, 1.25f, 1.0f, 3.5f}));
-  expect_error(Errc::kMalformedFile, "swiglu_limit is 0, want a number from 1e-06",
+  expect_error(Errc::kMalformedFile, "swiglu_limit is 0, must be a number from 1e-06",
                [&] { parse(replaced(kGptOss20b, "7.0", "0")); });
-  expect_error(Errc::kNotSupported, "quant_method \"awq\", want \"fp8\" or \"mxfp4\"",
+  expect_error(Errc::kNotSupported, "quant_method \"awq\", must be \"fp8\" or \"mxfp4\"",
                [&] { parse(replaced(kGptOss20b, "\"mxfp4\"", "\"awq\"")); });
-  expect_error(Errc::kNotSupported, "quant_method \"mxfp4\", want \"fp8\";",
+  expect_error(Errc::kNotSupported, "quant_method \"mxfp4\", must be \"fp8\";",
                [&] { parse(replaced(kMiniMaxM2, "\"fp8\"", "\"mxfp4\"")); });
 }
 
@@ -74,9 +74,9 @@ TEST(ModelVariantsTest, Llama4) {
   EXPECT_THAT(
       parse(replaced(kScout, "_step\": 1", "_step\": 1, \"moe_layers\": [3, 1]")).moe_layers,
       ElementsAre(1, 3));
-  expect_error(Errc::kMalformedFile, "moe_layers is an array, want layers below 48",
+  expect_error(Errc::kMalformedFile, "moe_layers is an array, must be layers below 48",
                [&] { parse(replaced(kScout, "_step\": 1", "_step\": 1, \"moe_layers\": [48]")); });
-  expect_error(Errc::kMalformedFile, "num_experts_per_tok is 2, want 1: the weight is applied",
+  expect_error(Errc::kMalformedFile, "num_experts_per_tok is 2, must be 1: the weight is applied",
                [&] { parse(replaced(kScout, "_tok\": 1", "_tok\": 2")); });
 }
 
@@ -93,7 +93,7 @@ TEST(ModelVariantsTest, Ernie) {
                              "_end_index\": 27", "_end_index\": 14"))
                   .moe_layers,
               ElementsAre(4, 9, 14));
-  expect_error(Errc::kMalformedFile, "moe_k is 65, want",
+  expect_error(Errc::kMalformedFile, "moe_k is 65, must be",
                [&] { parse(replaced(kErnie21b, "moe_k\": 6", "moe_k\": 65")); });
   expect_error(Errc::kMalformedFile, "moe_k is 64, but there are 63 experts", [&] {
     parse(replaced(replaced(kErnie21b, "moe_k\": 6", "moe_k\": 64"), "experts\": 64",
@@ -109,7 +109,7 @@ TEST(ModelVariantsTest, MiniMaxM2AndPhiMoe) {
   const ModelConfig phi = parse(kPhi);
   EXPECT_EQ(phi.router.scoring, Scoring::kSparseMixer);
   EXPECT_EQ(phi.router.jitter, 0.02f);
-  expect_error(Errc::kMalformedFile, "num_experts_per_tok is 3, want 2, as sparsemixer chooses",
+  expect_error(Errc::kMalformedFile, "num_experts_per_tok is 3, must be 2, as sparsemixer chooses",
                [&] { parse(replaced(kPhi, "_tok\": 2", "_tok\": 3")); });
 }
 
@@ -118,7 +118,7 @@ TEST(ModelVariantsTest, HunYuanStatesSizesOfEveryLayer) {
   EXPECT_EQ(config.num_topk(), 8);
   EXPECT_EQ(config.shared_intermediate, 3072);
   for (const char* list : {"[8, 7]", "[]", "[0, 0]", "[65, 65]", "[1.5, 1.5]", "[\"8\", \"8\"]"}) {
-    expect_error(Errc::kMalformedFile, "want a number from 1 to 64, or a list of equal ones",
+    expect_error(Errc::kMalformedFile, "must be a number from 1 to 64, or a list of equal ones",
                  [&] { parse(replaced(kHunYuanA13b, "[8, 8]", list)); });
   }
 }
@@ -195,7 +195,7 @@ TEST(ModelVariantsTest, WrongFilesAreNamed) {
   expect_refusal("gpt_oss_mxfp4", "but config.json says [4, 64, 3, 16]", [](TensorMap& tensors) {
     tensors[kExperts + "down_proj_blocks"] = Tensor(DType::kU8, {4, 64, 3, 15});
   });
-  expect_refusal("gpt_oss_mxfp4", "is i8 [4, 64, 3], want u8", [](TensorMap& tensors) {
+  expect_refusal("gpt_oss_mxfp4", "is i8 [4, 64, 3], must be u8", [](TensorMap& tensors) {
     tensors[kExperts + "down_proj_scales"] = Tensor(DType::kI8, {4, 64, 3});
   });
   expect_refusal("gpt_oss", "but config.json says [6, 16]", [](TensorMap& tensors) {

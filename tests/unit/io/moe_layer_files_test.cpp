@@ -110,11 +110,11 @@ TEST(MoeLayerFilesTest, TensorsThatDoNotFitTheConfigAreNamed) {
       {"experts.1.gate_proj.weight",
        DType::kBF16,
        {144, 192},
-       "want the dtype of the other experts"},
+       "must be the dtype of the other experts"},
       {"experts.0.down_proj.weight",
        DType::kI8,
        {192, 144},
-       "is i8 [192, 144], want bf16, f16, f32 or e4m3"},
+       "is i8 [192, 144], must be bf16, f16, f32 or e4m3"},
       {"experts.0.up_proj.weight",
        DType::kE4M3,
        {27648},
@@ -126,9 +126,9 @@ TEST(MoeLayerFilesTest, TensorsThatDoNotFitTheConfigAreNamed) {
       {"experts.1.up_proj.weight_scale_inv",
        DType::kI32,
        {2, 2},
-       "i32 [2, 2], want f32, bf16, f16 or e8m0"},
+       "i32 [2, 2], must be f32, bf16, f16 or e8m0"},
       {"gate.weight", DType::kBF16, {9, 192}, "bf16 [9, 192], but config.json says [8, 192]"},
-      {"gate.weight", DType::kE4M3, {8, 192}, "want bf16, f16 or f32"},
+      {"gate.weight", DType::kE4M3, {8, 192}, "must be bf16, f16 or f32"},
       {"gate.e_score_correction_bias", DType::kF32, {7}, "f32 [7], but config.json says [8]"},
       {"shared_experts.down_proj.weight", DType::kE4M3, {192, 145}, "[192, 145]"},
   };
@@ -211,7 +211,7 @@ TEST(MoeLayerFilesTest, WeightScalesAreNumbersFromZero) {
       const auto load = [&] { load_moe_layer(checkpoint, config, 2, 0, 2); };
       expect_error(Errc::kMalformedFile, "element 2 of the weight scales \"" + name + "\" of ",
                    load);
-      expect_error(Errc::kMalformedFile, std::string(c.phrase) + ", want a finite number from 0",
+      expect_error(Errc::kMalformedFile, std::string(c.phrase) + ", must be a finite number from 0",
                    load);
       if (module == "experts.1.down_proj") load_moe_layer(checkpoint, config, 2, 2, 2);
     }

@@ -90,7 +90,8 @@ TEST(MoeLayerLayoutsTest, FusedScalesAreSharedByNoProjection) {
     fuse_experts(tensors, fused_names(SyntheticFamily::kDeepSeekV3, made.layer));
   });
   const std::int32_t ids[] = {0};
-  expect_error(Errc::kNotSupported, "is e4m3 [8, 288, 192], want gate and up of multiples of 128",
+  expect_error(Errc::kNotSupported,
+               "is e4m3 [8, 288, 192], must be gate and up of multiples of 128",
                [&] { load(folder.path(), ids); });
 }
 
@@ -133,7 +134,7 @@ TEST(MoeLayerLayoutsTest, FusedScalesAreSplit) {
   tensors[block + "router.weight"] = Tensor(DType::kBF16, {2, 200});
   write_safetensors(folder.file("model.safetensors"), named(tensors));
   expect_error(Errc::kNotSupported,
-               "is e4m3 [2, 256, 200], want scaled weights as [experts, "
+               "is e4m3 [2, 256, 200], must be scaled weights as [experts, "
                "outputs, inputs], rows of gate before rows of up",
                [&] { load(folder.path(), ids); });
 }
@@ -170,7 +171,7 @@ TEST(MoeLayerLayoutsTest, BiasesThatTheFamilyLacksAreRefused) {
       });
       const std::int32_t ids[] = {0};
       expect_error(Errc::kNotSupported,
-                   "has \"" + names.block + name + "\", want experts without biases",
+                   "has \"" + names.block + name + "\", must be experts without biases",
                    [&] { load(folder.path(), ids); });
     }
   }
@@ -211,7 +212,7 @@ TEST(MoeLayerLayoutsTest, PrefixesOfWrappersAreFoundAndOthersNamed) {
   rename_to("transformer.");
   expect_invalid(
       "holds none of the MoE layers 0 (no tensor \"model.layers.0.block_sparse_moe.gate.weight\"); "
-      "its layers begin with \"transformer.layers.\", want \"model.layers.\", ",
+      "its layers begin with \"transformer.layers.\", must begin with \"model.layers.\", ",
       [&] { load(folder.path(), ids); });
   rename_to("");
   expect_same_experts(load(folder.path(), ids).experts, want.experts);

@@ -44,15 +44,15 @@ const BadHeader kBadHeaders[] = {
     {"TextAfterTheObject", "{} x", 0, "is not JSON"},
     {"NotUtf8", "{\"\xff\xfe\":1}", 0, "is not JSON"},
     {"NulByte", std::string("{}\0{", 4), 0, "contains a NUL byte"},
-    {"TensorIsANumber", R"({"a":1})", 0, "\"a\" is number 1, want an object"},
-    {"TensorIsNull", R"({"a":null})", 0, "\"a\" is null, want an object"},
-    {"TensorIsText", R"({"a":"x"})", 0, "\"a\" is text, want an object"},
-    {"TensorIsAnArray", R"({"a":[]})", 0, "\"a\" is an array, want an object"},
+    {"TensorIsANumber", R"({"a":1})", 0, "\"a\" is number 1, must be an object"},
+    {"TensorIsNull", R"({"a":null})", 0, "\"a\" is null, must be an object"},
+    {"TensorIsText", R"({"a":"x"})", 0, "\"a\" is text, must be an object"},
+    {"TensorIsAnArray", R"({"a":[]})", 0, "\"a\" is an array, must be an object"},
     {"NameTwice", R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":1})", 0,
      "has the tensor \"a\" twice"},
     {"MetadataTwice", R"({"__metadata__":{"k":"1","k":"2"}})", 0, "has the metadata \"k\" twice"},
     {"MetadataNotText", R"({"__metadata__":{"k":1}})", 0, "metadata \"k\" holds number 1"},
-    {"MetadataIsText", R"({"__metadata__":"k"})", 0, "\"__metadata__\" is text, want an object"},
+    {"MetadataIsText", R"({"__metadata__":"k"})", 0, "\"__metadata__\" is text, must be an object"},
     {"NoDtype", R"({"a":{"shape":[1],"data_offsets":[0,1]}})", 1, "lacks dtype"},
     {"NoShape", R"({"a":{"dtype":"U8","data_offsets":[0,1]}})", 1, "lacks shape"},
     {"NoOffsets", R"({"a":{"dtype":"U8","shape":[1]}})", 1, "lacks data_offsets"},
@@ -71,7 +71,7 @@ const BadHeader kBadHeaders[] = {
     {"BitsOverflow", one(R"("F32")", "[1152921504606846976]", "[0,4]"), 4, "overflows 64 bits"},
     {"EmptyShapeOverflows", one(R"("U8")", "[0,4294967296,4294967296,4294967296]", "[0,0]"), 0,
      "overflows 64 bits"},
-    {"OneOffset", one(R"("U8")", "[4]", "[0]"), 4, "want two whole numbers"},
+    {"OneOffset", one(R"("U8")", "[4]", "[0]"), 4, "must hold two whole numbers"},
     {"ThreeOffsets", one(R"("U8")", "[4]", "[0,4,8]"), 4, "hold number 8"},
     {"NegativeOffset", one(R"("U8")", "[4]", "[-4,0]"), 4, "hold number -4"},
     {"OffsetsBackwards", one(R"("U8")", "[4]", "[4,0]"), 4, "bytes 4 to 0 of 4"},
@@ -80,7 +80,7 @@ const BadHeader kBadHeaders[] = {
     {"TooFewBytes", one(R"("F32")", "[2]", "[0,4]"), 4, "has 4 bytes, but F32 [2] needs 8"},
     {"TooManyBytes", one(R"("F32")", "[1]", "[0,8]"), 8, "has 8 bytes, but F32 [1] needs 4"},
     {"HalfByte", one(R"("F4")", "[3]", "[0,2]"), 2, "does not fill whole bytes"},
-    {"HoleAtTheStart", one(R"("U8")", "[4]", "[4,8]"), 8, "want 0: tensors leave a hole"},
+    {"HoleAtTheStart", one(R"("U8")", "[4]", "[4,8]"), 8, "must begin at 0: tensors leave a hole"},
     {"BytesAfterTheEnd", one(R"("U8")", "[4]", "[0,4]"), 8, "its tensors end at 4"},
     {"DataWithoutTensors", "{}", 8, "its tensors end at 0"},
     {"Overlap",
@@ -90,7 +90,7 @@ const BadHeader kBadHeaders[] = {
     {"Hole",
      R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
      R"("b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})",
-     6, "begins at data byte 4, want 2"},
+     6, "begins at data byte 4, must begin at 2"},
     {"DeepNesting", R"({"a":)" + std::string(100'000, '['), 0, "\"a\" is an array"},
     {"DeepObjects", R"({"a":{"dtype":{"x":)", 0, "dtype of tensor \"a\" is an object"},
     {"ManyDims", one(R"("U8")", "[1" + repeated(",1", 64) + "]", "[0,1]"), 1,
@@ -103,7 +103,8 @@ TEST(MalformedSafetensorsTest, AGitLfsPointerIsNamed) {
   const TempFolder folder;
   const std::string path = folder.write(
       "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
-  expect_error(Errc::kMalformedFile, path + " is a Git LFS pointer, want the file that it stands",
+  expect_error(Errc::kMalformedFile,
+               path + " is a Git LFS pointer, must be the file that it stands",
                [&] { SafetensorsFile::open(path); });
 }
 

@@ -68,7 +68,7 @@ TEST(RoutingPatternTest, LimitedChoicesStayInFewGroups) {
   EXPECT_EQ(RoutingPattern::parse("limited:8:4", 256, 8).num_groups(), 8);
   for (const char* text : {"limited:", "limited:8", "limited:7:2", "limited:8:0", "limited:8:9",
                            "limited:256:7", "limited:8:4x"}) {
-    test::expect_invalid("want limited:G:M with a divisor G of 256 experts",
+    test::expect_invalid("must be limited:G:M with a divisor G of 256 experts",
                          [&] { (void)ids_of(text, 256, 8, 1); });
   }
 }
@@ -153,7 +153,7 @@ TEST(RoutingPatternTest, RefusalsSayWhatIsWanted) {
   test::expect_error(Errc::kMalformedFile,
                      "topk_ids[0, 1] is 8, but the workload has experts 0 to 7",
                      parse("trace:" + folder.file("t"), 8, 2));
-  test::expect_error(Errc::kMalformedFile, "want i32 or i64 [N, 3]",
+  test::expect_error(Errc::kMalformedFile, "must be i32 or i64 [N, 3]",
                      parse("trace:" + folder.file("t"), 9, 3));
   test::expect_invalid("number A from 0 to 10", parse("zipf:-1", 8, 2));
   test::expect_invalid("number A from 0 to 10", parse("zipf:nan", 8, 2));

@@ -43,7 +43,7 @@ TEST(WorkloadTest, QuantizedModelsAreThoseThatRunReads) {
     const std::string path = with("{\"quant_method\": \"" + std::string(method) + "\"}");
     test::expect_error(Errc::kNotSupported,
                        path + ": quantization_config has quant_method \"" + method +
-                           "\", want \"fp8\"; dequantize the checkpoint first",
+                           "\", must be \"fp8\"; dequantize the checkpoint first",
                        [&] { find_workload(path); });
   }
 }
@@ -76,7 +76,7 @@ TEST(BenchShapeTest, WhatDoesNotGoTogetherIsRefused) {
   test::expect_error(Errc::kNotSupported, "all_gather", [&] { check_shape(shape); });
   shape = plain;
   shape.scheme = schemes::kMxfp6E3M2;
-  test::expect_error(Errc::kNotSupported, "simulation", [&] { check_shape(shape); });
+  test::expect_error(Errc::kNotSupported, "is simulated", [&] { check_shape(shape); });
   shape = plain;
   shape.num_tokens = 0;
   test::expect_invalid("0 tokens", [&] { check_shape(shape); });

@@ -100,8 +100,9 @@ TEST(ExpertActivationTest, F32OutputIsForExpertsThatGiveIt) {
     std::vector<std::byte> workspace(experts->workspace_bytes(problem.rows));
     experts->apply(problem.input(), out, workspace);
   };
-  test::expect_invalid("output is f32 [3, 4], want bf16 [3, 4]", [&] { apply({}, DType::kF32); });
-  test::expect_invalid("output is bf16 [3, 4], want f32 [3, 4]",
+  test::expect_invalid("output is f32 [3, 4], must be bf16 [3, 4]",
+                       [&] { apply({}, DType::kF32); });
+  test::expect_invalid("output is bf16 [3, 4], must be f32 [3, 4]",
                        [&] { apply({{DType::kF32}}, DType::kBF16); });
   test::expect_invalid(
       "intermediate is f16, not quantized, must be bf16, f32 or a quantized scheme",
@@ -194,15 +195,15 @@ TEST(ExpertActivationTest, BadOptionsAndBiasesAreNamed) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   expect_refusal(clamped(kInfinity, 0, 1), "alpha inf, beta 0 and limit 1");
   expect_refusal(clamped(1, nan, 1), "beta nan");
-  expect_refusal(clamped(1, 1, 0), "limit 0, want finite ones and a limit above 0");
+  expect_refusal(clamped(1, 1, 0), "limit 0, must be finite ones and a limit above 0");
   expect_refusal(clamped(1, 1, nan), "limit nan");
   expect_refusal({schemes::kNone, {static_cast<ActivationKind>(9)}}, "activation is 9");
   expect_refusal({schemes::kFp8Tensor, {}, TensorView::of(scale, {3})},
-                 "intermediate_scale is f32 [3], want f32 [1] or [2]");
-  expect_refusal({schemes::kFp8Token, {}, TensorView::of(scale, {1})}, "want it absent");
+                 "intermediate_scale is f32 [3], must be f32 [1] or [2]");
+  expect_refusal({schemes::kFp8Token, {}, TensorView::of(scale, {1})}, "must be absent");
   problem.add_biases(DType::kF32);
   std::swap(problem.gate_bias, problem.down_bias);
-  expect_refusal({}, "gate_bias is f32 [2, 32], want bf16, f16 or f32 [2, 24]");
+  expect_refusal({}, "gate_bias is f32 [2, 32], must be bf16, f16 or f32 [2, 24]");
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TEST(ExpertInputTest, BadScalesAreNamed) {
     std::function<void(ExpertRows&)> spoil;
   };
   const Case cases[] = {
-      {"scales is f32 [3, 9, 3], want f32 [3, 10, 3] for 30 rows", block,
+      {"scales is f32 [3, 9, 3], must be f32 [3, 10, 3] for 30 rows", block,
        [&](ExpertRows& r) {
          r.scales = TensorView(block.scales.data(), DType::kF32, {3, 9, 3});
        }},
@@ -108,13 +108,13 @@ TEST(ExpertInputTest, BadScalesAreNamed) {
        [&](ExpertRows& r) {
          r.scales = TensorView(block.scales.data(), DType::kF32, {0, 10, 3});
        }},
-      {"scales are f32 and swizzled, want scales of one byte", block,
+      {"scales are f32 and swizzled, must be scales of one byte", block,
        [](ExpertRows& r) { r.scale_layout = ScaleLayout::kSwizzled; }},
-      {"tensor_scale is f32 [1], want it absent for fp8_block", block,
+      {"tensor_scale is f32 [1], must be absent for fp8_block", block,
        [&](ExpertRows& r) { r.tensor_scale = TensorView::of(scalars, {1}); }},
-      {"scales is f32 [2], want f32 [1] or [3]", tensor,
+      {"scales is f32 [2], must be f32 [1] or [3]", tensor,
        [&](ExpertRows& r) { r.scales = TensorView::of(scalars, {2}); }},
-      {"scales is absent, want f32 [1] or [3]", tensor, [](ExpertRows& r) { r.scales = {}; }},
+      {"scales is absent, must be f32 [1] or [3]", tensor, [](ExpertRows& r) { r.scales = {}; }},
   };
   for (const Case& bad : cases) {
     ExpertRows input = bad.problem.input();

@@ -101,14 +101,14 @@ TEST(ExpertSchemesTest, BadRowsAndOptionsAreNamed) {
     spoil(input);
     test::expect_invalid(phrase, [&] { experts->apply(input, out, workspace); });
   };
-  expect_refusal("tensor_scale is absent, want it f32 [1] or [L] for nvfp4",
+  expect_refusal("tensor_scale is absent, must be f32 [1] or [L] for nvfp4",
                  [](ExpertRows& r) { r.tensor_scale = {}; });
-  expect_refusal("scales is e4m3 [5, 4], want contiguous e4m3 [1, 1, 32, 4, 4] for 5 rows",
+  expect_refusal("scales is e4m3 [5, 4], must be contiguous e4m3 [1, 1, 32, 4, 4] for 5 rows",
                  [](ExpertRows& r) { r.scale_layout = ScaleLayout::kSwizzled; });
-  expect_refusal("e2m1 elements are 63 apart, want even numbers", [&](ExpertRows& r) {
+  expect_refusal("e2m1 elements are 63 apart, must be even numbers", [&](ExpertRows& r) {
     r.rows = TensorView(nvfp4.rows.data(), DType::kE2M1, {5, 64}, {63, 1});
   });
-  test::expect_invalid("intermediate_scale is absent, want it f32",
+  test::expect_invalid("intermediate_scale is absent, must be f32",
                        [&] { make_exact_experts(nvfp4.weights(), {schemes::kNvfp4}); });
   const Problem odd(64, 7, {3});
   test::expect_invalid("intermediate is mxfp4 of 7 elements",

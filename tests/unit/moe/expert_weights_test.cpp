@@ -146,7 +146,7 @@ TEST(ExpertWeightsTest, BadScalesAndPackingAreNamed) {
     std::function<void(ExpertWeights&)> spoil;
   };
   const Case cases[] = {
-      {"block is 0 x 16, want at least 1, or -1",
+      {"block is 0 x 16, must be at least 1, or -1",
        [](ExpertWeights& w) {
          w.block = {0, 16};
        }},
@@ -154,8 +154,8 @@ TEST(ExpertWeightsTest, BadScalesAndPackingAreNamed) {
        [](ExpertWeights& w) {
          w.block = {1, -2};
        }},
-      {"gate_scale is e4m3 [2, 40, 9], want [2, 1, 2]", [](ExpertWeights& w) { w.block = {}; }},
-      {"want [2, 40, 1] of f32, bf16, f16, e8m0 or e4m3 for e2m1 gate",
+      {"gate_scale is e4m3 [2, 40, 9], must be [2, 1, 2]", [](ExpertWeights& w) { w.block = {}; }},
+      {"must be [2, 40, 1] of f32, bf16, f16, e8m0 or e4m3 for e2m1 gate",
        [](ExpertWeights& w) {
          w.block = {1, 2147483647};
        }},
@@ -163,7 +163,7 @@ TEST(ExpertWeightsTest, BadScalesAndPackingAreNamed) {
        [&](ExpertWeights& w) {
          w.gate_scale = TensorView(good.gate.scales.data(), DType::kI8, {2, 40, 9});
        }},
-      {"up_alpha is f32 [2, 40], want f32 [2]",
+      {"up_alpha is f32 [2, 40], must be f32 [2]",
        [&](ExpertWeights& w) {
          w.up_alpha = TensorView(good.up.alpha.data(), DType::kF32, {2, 40});
        }},
@@ -172,7 +172,7 @@ TEST(ExpertWeightsTest, BadScalesAndPackingAreNamed) {
          w.down = TensorView(w.down.data(), DType::kBF16, {2, 130, 40});
          w.down_scale = {};
        }},
-      {"gate is e2m1 [2, 40, 129] with strides 5160, 129 and 1, want an even number of inputs",
+      {"gate is e2m1 [2, 40, 129] with strides 5160, 129 and 1, must be an even number of inputs",
        [&](ExpertWeights& w) {
          w.gate = TensorView(w.gate.data(), DType::kE2M1, {2, 40, 129});
          w.up = odd.up.values;

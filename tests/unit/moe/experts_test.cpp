@@ -59,7 +59,7 @@ TEST(ExpertsTest, WorkspaceStopsGrowingWithTheBatch) {
   const auto whole = make_exact_experts(problem.weights(), {schemes::kFp8Tensor});
   EXPECT_EQ(whole->workspace_bytes(rows(2000)) - whole->workspace_bytes(rows(1000)),
             1000U * 4 * 32);
-  expect_invalid("workspace_bytes: rows is bf16 [64], want",
+  expect_invalid("workspace_bytes: rows is bf16 [64], must be",
                  [&] { experts->workspace_bytes(TensorView(nullptr, DType::kBF16, {64})); });
   expect_invalid("workspace_bytes: rows is absent", [&] { experts->workspace_bytes({}); });
 }
@@ -98,13 +98,13 @@ TEST(ExpertsTest, BadWeightsAreNamed) {
   const Case cases[] = {
       {"gate is absent", [](ExpertWeights& w) { w.gate = {}; }},
       {"gate is e4m3 [0, 0, 0]", [&](ExpertWeights& w) { w.gate = empty; }},
-      {"up is e4m3 [2, 40, 131], want [2, 40, 130]",
+      {"up is e4m3 [2, 40, 131], must be [2, 40, 130]",
        [&](ExpertWeights& w) { w.up = other.up.values; }},
-      {"down is e4m3 [2, 40, 130], want [2, 130, 40]",
+      {"down is e4m3 [2, 40, 130], must be [2, 130, 40]",
        [&](ExpertWeights& w) { w.down = good.gate.values; }},
       {"up is u8", [&](ExpertWeights& w) { w.up = bytes; }},
-      {"gate_scale is absent, want [2, 1, 2]", [](ExpertWeights& w) { w.gate_scale = {}; }},
-      {"down_scale is f32 [2, 1, 2], want [2, 2, 1]",
+      {"gate_scale is absent, must be [2, 1, 2]", [](ExpertWeights& w) { w.gate_scale = {}; }},
+      {"down_scale is f32 [2, 1, 2], must be [2, 2, 1]",
        [&](ExpertWeights& w) { w.down_scale = good.gate.scales; }},
       {"up_scale is f32 [2, 1, 2], but up is bf16",
        [&](ExpertWeights& w) { w.up = plain.up.values; }},
@@ -147,17 +147,17 @@ TEST(ExpertsTest, BadCallsAreNamed) {
   const Case cases[] = {
       {"rows is absent", [](Call& c) { c.input.rows = {}; }},
       {"rows is e4m3 [9, 129]", [&](Call& c) { c.input.rows = of(DType::kE4M3, 9, 129); }},
-      {"rows is bf16 [9, 130], want e4m3",
+      {"rows is bf16 [9, 130], must be e4m3",
        [&](Call& c) { c.input.rows = of(DType::kBF16, 9, 130); }},
       {"contiguous rows",
        [&](Call& c) {
          c.input.rows = TensorView(out.data(), DType::kE4M3, {9, 130}, {1, 9});
        }},
-      {"rows is e4m3 [9, 130], want bf16", [](Call& c) { c.input.scheme = schemes::kNone; }},
-      {"scales is absent, want f32 [9, 2]", [](Call& c) { c.input.scales = {}; }},
-      {"scales is f32 [9, 2], want f32 [9, 1]",
+      {"rows is e4m3 [9, 130], must be bf16", [](Call& c) { c.input.scheme = schemes::kNone; }},
+      {"scales is absent, must be f32 [9, 2]", [](Call& c) { c.input.scales = {}; }},
+      {"scales is f32 [9, 2], must be f32 [9, 1]",
        [](Call& c) { c.input.scheme = schemes::kFp8Token; }},
-      {"scales is f32 [9, 2], want f32 [1] or [2]",
+      {"scales is f32 [9, 2], must be f32 [1] or [2]",
        [](Call& c) { c.input.scheme = schemes::kFp8Tensor; }},
       {"first_row is i64 [1]",
        [](Call& c) {
@@ -165,19 +165,20 @@ TEST(ExpertsTest, BadCallsAreNamed) {
        }},
       {"first_row is i32 [2]", [](Call& c) { c.input.first_row = c.input.num_rows; }},
       {"first_row is absent", [](Call& c) { c.input.first_row = {}; }},
-      {"num_rows i32 [1], want contiguous",
+      {"num_rows i32 [1], must be contiguous",
        [](Call& c) {
          c.input.num_rows = TensorView::of(c.input.num_rows.as<std::int32_t>(), {1});
        }},
-      {"num_rows absent, want contiguous", [](Call& c) { c.input.num_rows = {}; }},
+      {"num_rows absent, must be contiguous", [](Call& c) { c.input.num_rows = {}; }},
       {"expert 1 has 2 rows from row 8, but the buffer has 9",
        [&](Call& c) { c.input.first_row = TensorView::of(outside, {2}); }},
       {"expert 0 has 3 rows from row -1",
        [&](Call& c) { c.input.first_row = TensorView::of(before, {2}); }},
       {"expert 1 has -2 rows", [&](Call& c) { c.input.num_rows = TensorView::of(negative, {2}); }},
       {"output is absent", [](Call& c) { c.output = {}; }},
-      {"output is f16 [9, 130], want bf16", [&](Call& c) { c.output = of(DType::kF16, 9, 130); }},
-      {"output is bf16 [8, 130], want bf16 [9, 130]",
+      {"output is f16 [9, 130], must be bf16",
+       [&](Call& c) { c.output = of(DType::kF16, 9, 130); }},
+      {"output is bf16 [8, 130], must be bf16 [9, 130]",
        [&](Call& c) { c.output = of(DType::kBF16, 8, 130); }},
       {"workspace has", [](Call& c) { c.workspace = c.workspace.first(c.workspace.size() - 1); }},
   };

@@ -53,7 +53,7 @@ TEST(MoEConfigTest, TensorParallelRanksShareTheIntermediateSize) {
   EXPECT_EQ(made.intermediate_per_partition(), 24);
   EXPECT_EQ(made.intermediate_per_partition_unpadded, 24);
   config.intermediate = 98;
-  expect_invalid("intermediate is 98, want a multiple of tp_size 4",
+  expect_invalid("intermediate is 98, must be a multiple of tp_size 4",
                  [&] { (void)MoEConfig::make(config); });
 }
 
@@ -112,11 +112,11 @@ TEST(MoEConfigTest, FlashInferKernelsFollowTheSettings) {
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "masked_gemm");
   EXPECT_FALSE(config.use_flashinfer_cutlass_kernels());
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "fast");
-  expect_invalid("is \"fast\", want throughput, latency or masked_gemm",
+  expect_invalid("is \"fast\", must be throughput, latency or masked_gemm",
                  [&] { (void)config.use_flashinfer_cutlass_kernels(); });
   set_setting("SWITCHYARD_FLASHINFER_MOE_BACKEND", "throughput");
   set_setting("SWITCHYARD_USE_FLASHINFER_MOE_FP4", "yes");
-  expect_invalid("is \"yes\", want a whole number from 0 to 1",
+  expect_invalid("is \"yes\", must be a whole number from 0 to 1",
                  [&] { (void)config.use_flashinfer_cutlass_kernels(); });
   set_setting("SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0");
 }
@@ -140,9 +140,9 @@ TEST(MoEConfigTest, RefusesWhatCannotBe) {
   constexpr auto kMax32 = std::numeric_limits<std::int32_t>::max();
   refuses("num_experts is 0", [](MoEConfig& c) { c.num_experts = 0; });
   refuses("num_experts is 2147483647", [](MoEConfig& c) { c.num_experts = kMax32; });
-  refuses("num_topk is 10, want from 1 to 9", [](MoEConfig& c) { c.num_topk = 10; });
+  refuses("num_topk is 10, must be from 1 to 9", [](MoEConfig& c) { c.num_topk = 10; });
   refuses("num_topk is 0", [](MoEConfig& c) { c.num_topk = 0; });
-  refuses("num_topk is 65, want from 1 to 64", [](MoEConfig& c) {
+  refuses("num_topk is 65, must be from 1 to 64", [](MoEConfig& c) {
     c.num_experts = 100;
     c.num_topk = 65;
   });

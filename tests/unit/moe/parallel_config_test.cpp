@@ -132,7 +132,7 @@ TEST(ParallelConfigTest, TheBackendComesFromTheSetting) {
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "deepep_low_latency");
   EXPECT_TRUE(ParallelConfig::make(options).use_deepep_ll_kernels());
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "deepep");
-  expect_invalid("setting SWITCHYARD_ALL2ALL_BACKEND is \"deepep\", want a backend's name",
+  expect_invalid("setting SWITCHYARD_ALL2ALL_BACKEND is \"deepep\", must be a backend's name",
                  [&] { (void)ParallelConfig::make(options); });
   set_setting("SWITCHYARD_ALL2ALL_BACKEND", "allgather_reducescatter");
 }
@@ -144,10 +144,10 @@ TEST(ParallelConfigTest, RefusesImpossibleSizesAndRanks) {
   };
   expect_invalid("tp_size is 0", make(options_of(0, 0, 1, 0, true)));
   expect_invalid("dp_size is -1", make(options_of(1, 0, -1, 0, true)));
-  expect_invalid("dp_rank is 2, want from 0 to 1", make(options_of(1, 0, 2, 2, true)));
+  expect_invalid("dp_rank is 2, must be from 0 to 1", make(options_of(1, 0, 2, 2, true)));
   expect_invalid("tp_rank is -1", make(options_of(2, -1, 1, 0, true)));
   expect_invalid("sp_size is 0", make({.sp_size = 0}));
-  expect_invalid("ranks, want at most 2147483647", make(options_of(kMax, 0, 2, 0, true)));
+  expect_invalid("ranks, must be at most 2147483647", make(options_of(kMax, 0, 2, 0, true)));
   expect_invalid("overflows 64 bits", make({.tp_size = kMax, .dp_size = kMax, .pcp_size = kMax}));
   const ParallelConfig largest = ParallelConfig::make(options_of(kMax, kMax - 1, 1, 0, true));
   EXPECT_EQ(Pair(largest.ep_size, largest.ep_rank), Pair(kMax, kMax - 1));

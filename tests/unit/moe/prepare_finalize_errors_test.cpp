@@ -47,7 +47,7 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
       c.scheme = schemes::kFp8Tensor;
       c.static_scale = 1.0f;
     });
-    refuse("hidden is 7, want an even number", [](auto& c) {
+    refuse("hidden is 7, must be an even number", [](auto& c) {
       c.hidden = 7;
       c.scheme = schemes::kMxfp4;
       c.wire_scheme = schemes::kNone;

@@ -160,7 +160,7 @@ TEST(QuantBuildersTest, GptqMarlin) {
       {Q::kNone, Q::kInt4, GroupShape{1, 128}, GroupShape{1, 128}, "int4_w4a16 ", schemes::kNone});
   expect_config(QuantConfig::gptq_marlin({.weight_bits = 8, .group_size = -1}),
                 {Q::kNone, Q::kInt8, {}, {}, "int8_w8a16 ", schemes::kNone});
-  expect_error(Errc::kInvalidArgument, "weight_bits is 3, want 4 or 8",
+  expect_error(Errc::kInvalidArgument, "weight_bits is 3, must be 4 or 8",
                [] { (void)QuantConfig::gptq_marlin({.weight_bits = 3}); });
   expect_error(Errc::kInvalidArgument, "group_size is 0",
                [] { (void)QuantConfig::gptq_marlin({.group_size = 0}); });
@@ -223,7 +223,7 @@ TEST(QuantBuildersTest, MakeRefusesWordsThatAreNotItsOwn) {
     expect_error(Errc::kInvalidArgument, std::string("weight_dtype is ") + name_of(dtype),
                  [&] { (void)QuantConfig::make({.weight_dtype = dtype}); });
   }
-  expect_error(Errc::kInvalidArgument, "ocp_mx: quant_dtype is mxfp8, want one of the OCP set",
+  expect_error(Errc::kInvalidArgument, "ocp_mx: quant_dtype is mxfp8, must be one of the OCP set",
                [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxfp8}); });
   expect_error(Errc::kInvalidArgument, "make: quant_dtype is mxint8",
                [] { (void)QuantConfig::ocp_mx({.quant_dtype = Q::kMxint8}); });

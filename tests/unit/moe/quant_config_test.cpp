@@ -44,7 +44,7 @@ TEST(QuantFlagsTest, ABlockHasSides) {
   constexpr auto kMin = std::numeric_limits<std::int32_t>::min();
   for (const BlockShape block : {BlockShape{-1, -1}, BlockShape{1, -1}, BlockShape{0, 128},
                                  BlockShape{128, 0}, BlockShape{kMin, kMin}}) {
-    expect_invalid("want sides of at least 1", [&] {
+    expect_invalid("must be sides of at least 1", [&] {
       (void)QuantConfig::make({.quant_dtype = Q::kFp8E4M3, .block_shape = block});
     });
   }
@@ -154,10 +154,10 @@ TEST(QuantConfigTest, PowerOfTwoScalesWantBlocksOf128) {
   EXPECT_EQ(activation_scheme(config), schemes::kFp8Ue8m0);
   for (const std::optional<BlockShape>& block :
        {kNoBlock, std::optional(BlockShape{128, 64}), std::optional(BlockShape{1, 256})}) {
-    expect_invalid("want fp8_e4m3 in blocks of 128 columns",
+    expect_invalid("must be fp8_e4m3 in blocks of 128 columns",
                    [&] { (void)QuantConfig::fp8_w8a8({.block_shape = block, .extras = packed}); });
   }
-  expect_invalid("want kF32, kF32PowerOfTwo or kE8M0Packed", [&] {
+  expect_invalid("must be kF32, kF32PowerOfTwo or kE8M0Packed", [&] {
     (void)QuantConfig::fp8_w8a8({.extras = {.scale_format = ScaleFormat::kE8M0}});
   });
   expect_invalid("mx_alignment is -1",

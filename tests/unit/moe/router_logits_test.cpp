@@ -109,9 +109,9 @@ TEST(RouterLogitsTest, WrongArgumentsAreNamedAndNothingIsWritten) {
   };
   using ::testing::HasSubstr;
   EXPECT_THAT(message(hidden, Tensor(DType::kBF16, {3, 9}), logits),
-              HasSubstr("gate is bf16 [3, 9], want bf16, f16 or f32 [3, 8]"));
+              HasSubstr("gate is bf16 [3, 9], must be bf16, f16 or f32 [3, 8]"));
   EXPECT_THAT(message(hidden, gate, Tensor(DType::kBF16, {4, 3})),
-              HasSubstr("logits is bf16 [4, 3], want f32 [4, 3]"));
+              HasSubstr("logits is bf16 [4, 3], must be f32 [4, 3]"));
   EXPECT_THAT(message(Tensor(DType::kI32, {4, 8}), gate, logits),
               HasSubstr("hidden is i32 [4, 8]"));
   EXPECT_THAT(message({}, gate, logits), HasSubstr("hidden is absent"));

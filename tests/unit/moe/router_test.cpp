@@ -218,7 +218,7 @@ TEST(RouterTest, ImpossibleConfigsAreNamed) {
   EXPECT_EQ(refuse([](RouterConfig&) {}), "accepted");
   EXPECT_THAT(refuse([](RouterConfig& c) { c.num_experts = 0; }), HasSubstr("num_experts is 0"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.num_topk = 13; }),
-              HasSubstr("num_topk is 13, want 1"));
+              HasSubstr("num_topk is 13, must be 1"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.num_topk = 0; }), HasSubstr("num_topk is 0"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.num_groups = 5; }),
               HasSubstr("num_groups is 5, must divide the 12 experts"));
@@ -227,7 +227,7 @@ TEST(RouterTest, ImpossibleConfigsAreNamed) {
   EXPECT_THAT(refuse([](RouterConfig& c) { c.topk_groups = 1; }),
               HasSubstr("num_topk is 4, but 1 groups of 3 experts stay"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.num_groups = c.topk_groups = 12; }),
-              HasSubstr("groups of 1 expert, want at least 2"));
+              HasSubstr("groups of 1 expert, must be at least 2"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.routed_scaling_factor = kNan; }),
               HasSubstr("routed_scaling_factor is nan"));
   EXPECT_THAT(refuse([](RouterConfig& c) { c.norm_min = -1.0f; }),
@@ -248,14 +248,14 @@ TEST(RouterTest, WrongTensorsAreNamed) {
   const Tensor weights(DType::kF32, {3, 2});
   EXPECT_EQ(message_of(config, logits, {}, ids, weights), "accepted");
   EXPECT_THAT(message_of(config, Tensor(DType::kF32, {3, 6}), {}, ids, weights),
-              HasSubstr("logits is f32 [3, 6], want f32 [3, 5]"));
+              HasSubstr("logits is f32 [3, 6], must be f32 [3, 5]"));
   EXPECT_THAT(message_of(config, {}, {}, ids, weights), HasSubstr("logits is absent"));
   EXPECT_THAT(message_of(config, logits, Tensor(DType::kF32, {4}), ids, weights),
-              HasSubstr("bias is f32 [4], want f32 [5]"));
+              HasSubstr("bias is f32 [4], must be f32 [5]"));
   EXPECT_THAT(message_of(config, logits, {}, Tensor(DType::kI8, {3, 2}), weights),
-              HasSubstr("topk_ids is i8 [3, 2], want i32 or i64 [3, 2]"));
+              HasSubstr("topk_ids is i8 [3, 2], must be i32 or i64 [3, 2]"));
   EXPECT_THAT(message_of(config, logits, {}, ids, Tensor(DType::kF32, {2, 2})),
-              HasSubstr("topk_weights is f32 [2, 2], want f32 [3, 2]"));
+              HasSubstr("topk_weights is f32 [2, 2], must be f32 [3, 2]"));
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ TEST(WeightAndReduceTest, WrongArgumentsAreErrors) {
   const WeightAndReduce batched = WeightAndReduce::naive_batched(0);
   const WeightAndReduceArguments good{rows, view(weights), view(ids)};
   expect("output is absent", contiguous, good, {});
-  expect("topk_weights is absent, want f32 [2, 1]", contiguous, {rows, {}, view(ids)}, out);
+  expect("topk_weights is absent, must be f32 [2, 1]", contiguous, {rows, {}, view(ids)}, out);
   expect("topk_ids is absent", contiguous, {rows, view(weights), {}}, out);
   expect("expert_output is absent", contiguous, {{}, view(weights), view(ids)}, out);
   const Tensor codes(DType::kE4M3, {2, 1, 4});
@@ -137,7 +137,7 @@ TEST(WeightAndReduceTest, WrongArgumentsAreErrors) {
   expect("more than 1 tokens", batched, good, out);
   expect("rank is -1", WeightAndReduce::naive_batched(-1), good, out);
   const TensorView flat(rows.data(), DType::kBF16, {1, 4});
-  expect("want [2, 1, 4]", contiguous, {flat, view(weights), view(ids)}, out);
+  expect("must be [2, 1, 4]", contiguous, {flat, view(weights), view(ids)}, out);
   const std::vector<std::int32_t> map;
   expect("expert_map has 0 entries", WeightAndReduce::contiguous(true),
          {rows, view(weights), view(ids), TensorView::of(map.data(), {0})}, out);

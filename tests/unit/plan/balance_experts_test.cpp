@@ -106,11 +106,11 @@ TEST(BalanceExpertsTest, ErrorsNameTheValues) {
   const auto expect = [&](const char* phrase, const BalanceConfig& config) {
     expect_invalid(phrase, [&] { (void)balance_experts(load, config); });
   };
-  expect("num_physical is 3, want from 4 (the logical experts) to 65535", {3, 1, 1, 1});
-  expect("num_physical is 6, want a multiple of num_ranks (4)", {6, 4, 1, 1});
-  expect("num_ranks is 4, want a multiple of num_hosts (3)", {8, 4, 3, 1});
-  expect("the number of logical experts is 4, want a multiple of num_groups (3)", {8, 4, 1, 3});
-  expect("num_ranks is 0, num_hosts 1, num_groups 1, want at least 1 each", {8, 0, 1, 1});
+  expect("num_physical is 3, must be from 4 (the logical experts) to 65535", {3, 1, 1, 1});
+  expect("num_physical is 6, must be a multiple of num_ranks (4)", {6, 4, 1, 1});
+  expect("num_ranks is 4, must be a multiple of num_hosts (3)", {8, 4, 3, 1});
+  expect("the number of logical experts is 4, must be a multiple of num_groups (3)", {8, 4, 1, 3});
+  expect("num_ranks is 0, num_hosts 1, num_groups 1, must be at least 1 each", {8, 0, 1, 1});
   expect_invalid("the load has 0 logical experts", [] { (void)balance_experts({}, {}); });
   expect_invalid("the load of logical expert 1 is -2", [] {
     (void)balance_experts(Load{1, -2}, {2, 1, 1, 1});
@@ -119,7 +119,7 @@ TEST(BalanceExpertsTest, ErrorsNameTheValues) {
   expect_invalid("experts 0 to 1 sum to more than 2^63 - 1", [&] {
     (void)balance_experts(huge, {2, 1, 1, 1});
   });
-  expect_invalid("num_ranks is 3, want a divisor of 4", [&] {
+  expect_invalid("num_ranks is 3, must be a divisor of 4", [&] {
     (void)load_balance(load, Map{0, 1, 2, 3}, 3);
   });
   expect_invalid("logical expert 3 has 4 rows and 0 copies", [&] {

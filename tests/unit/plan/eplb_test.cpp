@@ -18,7 +18,7 @@ using Counts = std::vector<std::int64_t>;
 
 TEST(EplbTest, RefusesSizesThatCannotBe) {
   expect_invalid("num_logical is 0", [] { (void)initial_physical_to_logical(0, 1); });
-  expect_invalid("num_redundant is 65532, want from 0 to 65531",
+  expect_invalid("num_redundant is 65532, must be from 0 to 65531",
                  [] { (void)initial_physical_to_logical(4, 65532); });
 }
 
@@ -30,7 +30,7 @@ TEST(EplbTest, LogicalMapsListCopiesInOrder) {
 }
 
 TEST(EplbTest, LogicalMapsRefuseBadIds) {
-  expect_invalid("physical expert 1 is logical expert 3, want from 0 to 2", [] {
+  expect_invalid("physical expert 1 is logical expert 3, must be from 0 to 2", [] {
     (void)compute_logical_maps(Ids{0, 3}, 3);
   });
   expect_invalid("physical expert 0 is logical expert -2",
@@ -59,11 +59,11 @@ TEST(EplbTest, MapsTokensToCopies) {
 
   Counts bad{0, 3};
   const TensorView view = TensorView::of(bad.data(), {1, 2});
-  expect_invalid("element 1 of ids is 3, want below 3",
+  expect_invalid("element 1 of ids is 3, must be below 3",
                  [&] { map_logical_to_physical(view, maps, view); });
   EXPECT_THAT(bad, ElementsAre(0, 3));
   const TensorView flat = TensorView::of(bad.data(), {2});
-  expect_invalid("want [T, K]", [&] { map_logical_to_physical(flat, maps, flat); });
+  expect_invalid("must be [T, K]", [&] { map_logical_to_physical(flat, maps, flat); });
 }
 
 TEST(ExpertLoadTest, CountsChosenExpertsWithoutPadding) {
@@ -116,18 +116,18 @@ TEST(ExpertLoadTest, AnErrorAddsNothing) {
     EXPECT_THAT(load.physical_load(), ElementsAre(kMax - 1, 5));
     EXPECT_EQ(load.num_steps(), 1);
   };
-  refuses("the step has 3 counts, want 2", [&] { load.add_step(Counts{1, 2, 3}); });
+  refuses("the step has 3 counts, must have 2", [&] { load.add_step(Counts{1, 2, 3}); });
   refuses("expert 1 has -1 rows", [&] { load.add_step(Counts{1, -1}); });
   refuses("overflows 64 bits", [&] { load.add_step(Counts{2, 1}); });
   const Counts ids{0, 2};
   const TensorView view = TensorView::of(ids.data(), {1, 2});
-  refuses("element 1 of physical_ids is 2, want below 2", [&] { load.add_step(view, 1); });
-  refuses("num_tokens is 2, want from 0 to 1", [&] { load.add_step(view, 2); });
+  refuses("element 1 of physical_ids is 2, must be below 2", [&] { load.add_step(view, 1); });
+  refuses("num_tokens is 2, must be from 0 to 1", [&] { load.add_step(view, 2); });
   refuses("num_tokens is -1", [&] { load.add_step(view, -1); });
-  refuses("the map has 3 physical experts, want 2", [&] {
+  refuses("the map has 3 physical experts, must have 2", [&] {
     (void)load.logical_load(Ids{0, 0, 0}, 1);
   });
-  refuses("physical expert 1 is logical expert 1, want from 0 to 0", [&] {
+  refuses("physical expert 1 is logical expert 1, must be from 0 to 0", [&] {
     (void)load.logical_load(Ids{0, 1}, 1);
   });
   refuses("overflows 64 bits", [&] { (void)load.logical_load(Ids{0, 0}, 1); });

@@ -112,10 +112,10 @@ TEST(MapExpertIdsTest, AnErrorWritesNothing) {
     expect_invalid(phrase, [&] { map_expert_ids(from, table, to); });
     EXPECT_THAT(out, ElementsAre(77, 77));
   };
-  refuses("element 1 of ids is 2, want below 2", ids_view, out_view);
+  refuses("element 1 of ids is 2, must be below 2", ids_view, out_view);
   refuses("ids is f32 [2], must be i32 or i64", TensorView(ids.data(), DType::kF32, {2}), out_view);
-  refuses("out is i64 [2], want the shape of ids, i64 [1, 2]", TensorView::of(ids.data(), {1, 2}),
-          out_view);
+  refuses("out is i64 [2], must be the shape of ids, i64 [1, 2]",
+          TensorView::of(ids.data(), {1, 2}), out_view);
   refuses("must be i32 or i64, contiguous", TensorView(ids.data(), DType::kI64, {1, 2}, {1, 3}),
           TensorView(out.data(), DType::kI64, {1, 2}, {1, 3}));
   refuses("null pointer", TensorView(nullptr, DType::kI64, {2}), out_view);

@@ -46,10 +46,10 @@ TEST(HostCrossingsTest, EvenMapsShareHostsAmongConsecutiveRanks) {
 }
 
 TEST(HostCrossingsTest, ErrorsNameTheValues) {
-  expect_invalid("topk_ids[1, 0] is 8, want from 0 to 7, or -1", [] {
+  expect_invalid("topk_ids[1, 0] is 8, must be from 0 to 7, or -1", [] {
     (void)count({0, 1, 8, 2}, 2, {0, 0, 1, 1}, 0);
   });
-  expect_invalid("hosts of 3 ranks and rank 0, want those of a group of 4", [] {
+  expect_invalid("hosts of 3 ranks and rank 0, must be those of a group of 4", [] {
     (void)count({0, 1}, 2, {0, 0, 1}, 0);
   });
 }

@@ -164,7 +164,7 @@ TEST(PermutePlanTest, WrongArgumentsAreErrors) {
   expect_invalid("topk_ids is absent", plan({}, 3));
 
   const std::vector<float> floats(8);
-  expect_invalid("want i32 or i64 [T, K]", plan(TensorView::of(floats.data(), {4, 2}), 3));
+  expect_invalid("must be i32 or i64 [T, K]", plan(TensorView::of(floats.data(), {4, 2}), 3));
   const std::vector<std::int32_t> map = {0, 1};
   expect_invalid("topk_ids[0, 1] is 2, but expert_map has 2 entries",
                  plan(ids, 3, {.expert_map = TensorView::of(map.data(), {2})}));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Why slots of a push window may be used again without an acknowledgement (docs/lab/protocols.md): every
-// interleaving of a few ranks that dispatch and combine over a model of their windows. The tasks of
-// a kernel run in any order; a store to a peer arrives any time after it was issued, also after its
-// kernel has ended; reading a slot and emptying it are two steps. A kernel ends when its tasks are
-// done, and the next one of the rank follows. Which set of rows a call uses is asked of PushLayout;
-// returned rows have one.
+// Why slots of a push window may be used again without an acknowledgement (docs/lab/protocols.md):
+// every interleaving of a few ranks that dispatch and combine over a model of their windows. The
+// tasks of a kernel run in any order; a store to a peer arrives any time after it was issued, also
+// after its kernel has ended; reading a slot and emptying it are two steps. A kernel ends when its
+// tasks are done, and the next one of the rank follows. Which set of rows a call uses is asked of
+// PushLayout; returned rows have one.
 
 #include <array>
 #include <cstdint>

@@ -57,7 +57,7 @@ TEST(TokenCountsTest, LocalSizesAreThoseOfTheInnermostScope) {
 TEST(TokenCountsTest, RefusesImpossibleCounts) {
   expect_invalid("rank 1 has -1 tokens", [] { (void)compute_sp_num_tokens(Counts{1, -1}, 1); });
   expect_invalid("sp_size is 0", [] { (void)compute_sp_num_tokens(Counts{1}, 0); });
-  expect_invalid("ranks, want at most 16777216",
+  expect_invalid("ranks, must be at most 16777216",
                  [] { (void)compute_sp_num_tokens(Counts{1}, std::int64_t{1} << 40); });
   expect_invalid("overflows 64 bits", [] { (void)compute_sp_num_tokens(Counts{1, 2}, kMax); });
   expect_invalid("max_chunk is 0",

@@ -156,13 +156,14 @@ TEST(DequantizeBatchedTest, RefusesWrongTensorsAndWritesNothing) {
     dequantize(q, of, schemes::kNvfp4, to, Stream::host(), scale);
   };
   const TensorView one = TensorView::of(global.data(), {1});
-  expect_error(code, "tensor_scale is -1, want a positive number",
+  expect_error(code, "tensor_scale is -1, must be a positive number",
                [&] { call(scales, y, TensorView::of(global.data(), {2})); });
-  expect_error(code, "tensor_scale is absent, want f32 [1] or [2]", [&] { call(scales, y, {}); });
-  expect_error(code, "scales is e4m3 [2, 3], want e4m3 [2, 3, 1]", [&] {
+  expect_error(code, "tensor_scale is absent, must be f32 [1] or [2]",
+               [&] { call(scales, y, {}); });
+  expect_error(code, "scales is e4m3 [2, 3], must be e4m3 [2, 3, 1]", [&] {
     call(Tensor(DType::kE4M3, {2, 3}), y, one);
   });
-  expect_error(code, "q is e2m1 [2, 3, 16], want contiguous e2m1 [2, 3, 8]", [&] {
+  expect_error(code, "q is e2m1 [2, 3, 16], must be contiguous e2m1 [2, 3, 8]", [&] {
     call(scales, Tensor(DType::kF32, {2, 3, 8}), one);
   });
   expect_error(code, "y is f32 [2, 3, 16] with strides", [&] {
@@ -194,25 +195,25 @@ TEST(QuantizeBatchedTest, RefusesWrongTensorsAndWritesNothing) {
   const TensorView counts = TensorView::of(good.data(), {2});
   for (const std::int32_t bad : {-1, 4, std::numeric_limits<std::int32_t>::max()}) {
     const std::vector<std::int32_t> values{3, bad};
-    expect_invalid("counts[1] is " + std::to_string(bad) + ", want from 0 to 3 rows", [&] {
+    expect_invalid("counts[1] is " + std::to_string(bad) + ", must be from 0 to 3 rows", [&] {
       quantize_batched(x, TensorView::of(values.data(), {2}), scheme, q, scales);
     });
   }
-  expect_invalid("counts is absent, want contiguous i32 [2]",
+  expect_invalid("counts is absent, must be contiguous i32 [2]",
                  [&] { quantize_batched(x, {}, scheme, q, scales); });
   expect_invalid("scales is absent", [&] { quantize_batched(x, counts, scheme, q, {}); });
-  expect_invalid("scales is f32 [2, 3, 1], want f32 [2, 1, 1]",
+  expect_invalid("scales is f32 [2, 3, 1], must be f32 [2, 1, 1]",
                  [&] { quantize_batched(x, counts, schemes::kFp8Tensor, q, scales); });
-  expect_invalid("q is f32 [2, 3, 1], want contiguous e4m3 [2, 3, 128]",
+  expect_invalid("q is f32 [2, 3, 1], must be contiguous e4m3 [2, 3, 128]",
                  [&] { quantize_batched(x, counts, scheme, scales, scales); });
-  expect_invalid("static_scale is given, want none for fp8_block", [&] {
+  expect_invalid("static_scale is given, must be absent for fp8_block", [&] {
     quantize_batched(x, counts, scheme, q, scales, Stream::host(), Tensor(DType::kF32, {1}));
   });
-  expect_invalid("static_scale is f32 [3], want f32 [1] or [2]", [&] {
+  expect_invalid("static_scale is f32 [3], must be f32 [1] or [2]", [&] {
     quantize_batched(x, counts, schemes::kFp8Tensor, q, Tensor(DType::kF32, {2, 1, 1}),
                      Stream::host(), Tensor(DType::kF32, {3}));
   });
-  expect_invalid("x is bf16 [6, 128], want 3 dimensions", [&] {
+  expect_invalid("x is bf16 [6, 128], must be 3 dimensions", [&] {
     quantize_batched(TensorView(x.data(), DType::kBF16, {6, 128}), counts, scheme, q, scales);
   });
   EXPECT_EQ(scales.as<float>()[0], 9.0f);

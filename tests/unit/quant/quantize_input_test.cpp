@@ -82,7 +82,7 @@ TEST(QuantizeInputTest, PlainDtypesTakeTensorTokenOrBlockScales) {
     block.block = 64;
     expect_as_quantize(quantize_input(x, {}, config), x, block);
     config.block_shape = {{128, 0}};
-    expect_invalid("block_shape[1] is 0, want from 1",
+    expect_invalid("block_shape[1] is 0, must be from 1",
                    [&] { (void)quantize_input(x, {}, config); });
   }
 }
@@ -104,7 +104,7 @@ TEST(QuantizeInputTest, StaticFp8ScalesMayBeOneForEachRowOrPart) {
   EXPECT_EQ(bytes_of(parts.values),
             (std::vector<std::uint8_t>{0x38, 0x40, 0x4C, 0x50, 0x40, 0x48, 0x44, 0x48}));
   for (const auto& shape : {std::array<std::int64_t, 2>{1, 2}, {2, 3}, {3, 1}}) {
-    expect_invalid("want f32 [1], [2, 1], or [2, a divisor of 4] for fp8_e4m3",
+    expect_invalid("must be f32 [1], [2, 1], or [2, a divisor of 4] for fp8_e4m3",
                    [&] { (void)quantize_input(view, Tensor(DType::kF32, shape), config); });
   }
 }
@@ -112,16 +112,16 @@ TEST(QuantizeInputTest, StaticFp8ScalesMayBeOneForEachRowOrPart) {
 TEST(QuantizeInputTest, Nvfp4WantsItsGlobalScale) {
   const Tensor x = normal_tensor(DType::kBF16, {5, 96});
   QuantizeInputConfig config = config_of("nvfp4");
-  expect_invalid("scale is absent, want the global scale, f32 [1], for nvfp4",
+  expect_invalid("scale is absent, must be the global scale, f32 [1], for nvfp4",
                  [&] { (void)quantize_input(x, {}, config); });
   const Tensor scale(DType::kF32, {1});
   *scale.as<float>() = 600.0f;
   config.block_shape = {{1, 16}};
-  expect_invalid("block_shape is given, want none for nvfp4",
+  expect_invalid("block_shape is given, must be absent for nvfp4",
                  [&] { (void)quantize_input(x, scale, config); });
   config.block_shape.reset();
   config.per_act_token_quant = true;
-  expect_invalid("per_act_token_quant is set, want false for nvfp4",
+  expect_invalid("per_act_token_quant is set, must be false for nvfp4",
                  [&] { (void)quantize_input(x, scale, config); });
   config.per_act_token_quant = false;
   const QuantizedInput tiles = quantize_input(x, scale, config);
@@ -136,19 +136,19 @@ TEST(QuantizeInputTest, Nvfp4WantsItsGlobalScale) {
 TEST(QuantizeInputTest, Mxfp8PadsAndSwizzles) {
   const Tensor x = normal_tensor(DType::kBF16, {5, 96});
   QuantizeInputConfig config = config_of("mxfp8");
-  expect_invalid("scale is f32 [1], want none for mxfp8",
+  expect_invalid("scale is f32 [1], must be absent for mxfp8",
                  [&] { (void)quantize_input(x, Tensor(DType::kF32, {1}), config); });
   config.block_shape = {{1, 64}};
-  expect_invalid("block_shape is [1, 64], want none or [1, 32] for mxfp8",
+  expect_invalid("block_shape is [1, 64], must be none or [1, 32] for mxfp8",
                  [&] { (void)quantize_input(x, {}, config); });
   config.block_shape = {{1, 32}};
   config.per_act_token_quant = true;
-  expect_invalid("per_act_token_quant is set, want false for mxfp8",
+  expect_invalid("per_act_token_quant is set, must be false for mxfp8",
                  [&] { (void)quantize_input(x, {}, config); });
   config.per_act_token_quant = false;
   for (const std::int64_t bad : {std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
     config.mx_alignment = bad;
-    expect_invalid(bad < 0 ? "mx_alignment is -1, want at least 0" : "overflows 64 bits",
+    expect_invalid(bad < 0 ? "mx_alignment is -1, must be at least 0" : "overflows 64 bits",
                    [&] { (void)quantize_input(x, {}, config); });
   }
   config.mx_alignment = 128;
@@ -168,11 +168,11 @@ TEST(QuantizeInputTest, MxFormatsAreSimulatedOnlyWhenAsked) {
   const Tensor x = normal_tensor(DType::kBF16, {3, 64});
   for (const char* name : {"mxfp4", "mxfp6_e3m2", "mxfp6_e2m3"}) {
     QuantizeInputConfig config = config_of(name);
-    expect_invalid("quantization_emulation is false, want true for " + std::string(name),
+    expect_invalid("quantization_emulation is false, must be true for " + std::string(name),
                    [&] { (void)quantize_input(x, {}, config); });
     config.quantization_emulation = true;
     config.block_shape = {{1, 32}};
-    expect_invalid("block_shape is given, want none for",
+    expect_invalid("block_shape is given, must be absent for",
                    [&] { (void)quantize_input(x, {}, config); });
     config.block_shape.reset();
     const QuantScheme scheme = *scheme_from_name(name);
@@ -202,12 +202,12 @@ TEST(QuantizeInputTest, WeightOnlySchemesRoundThroughFp8) {
   EXPECT_FALSE(fixed.scales.has_value());
   for (const char* scheme : {"", "w_mxfp4", "w_mxfp4_a_mxfp4"}) {
     config.ocp_mx_scheme = scheme;
-    expect_invalid("want a scheme that ends in a_fp8; for fp8 values say fp8_e4m3",
+    expect_invalid("must be a scheme that ends in a_fp8; for fp8 values say fp8_e4m3",
                    [&] { (void)quantize_input(view, {}, config); });
   }
-  expect_invalid("quant_dtype is \"fp7\", want none, fp8_e4m3",
+  expect_invalid("quant_dtype is \"fp7\", must be none, fp8_e4m3",
                  [&] { (void)quantize_input(view, {}, config_of("fp7")); });
-  expect_invalid("x is f32 [6], want 2 dimensions", [&] {
+  expect_invalid("x is f32 [6], must be 2 dimensions", [&] {
     (void)quantize_input(TensorView::of(x.data(), {6}), {}, config_of("fp8_e4m3"));
   });
 }
@@ -259,7 +259,7 @@ TEST(QuantizeInputTest, SchemesTakeTheirLayoutsAndEmptyInput) {
       expect_as_quantize(quantize_input(x, scheme, layout, static_scale), x, scheme, static_scale);
     }
   }
-  expect_invalid("layout is kSwizzled for f32 scales of fp8_block, want one-byte scales", [] {
+  expect_invalid("layout is kSwizzled for f32 scales of fp8_block, must be one-byte scales", [] {
     (void)quantize_input(Tensor(DType::kBF16, {1, 128}), schemes::kFp8Block,
                          ScaleLayout::kSwizzled);
   });
@@ -290,7 +290,7 @@ TEST(FakeQuantizeTest, EqualsQuantizeThenDequantize) {
       EXPECT_NE(bytes_of(y), bytes_of(x)) << name_of(scheme);
     }
   }
-  expect_invalid("want contiguous bf16 [1, 8]", [] {
+  expect_invalid("must be contiguous bf16 [1, 8]", [] {
     fake_quantize(Tensor(DType::kBF16, {1, 8}), schemes::kFp8Token, Tensor(DType::kF32, {1, 8}));
   });
 }

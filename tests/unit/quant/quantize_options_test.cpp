@@ -115,9 +115,9 @@ TEST(QuantizeOptionsTest, SimulatedFormatsKeepTheDTypeAndNeedNoScales) {
   dequantize(q, {}, schemes::kMxfp6E2M3, y);
   EXPECT_EQ(y.as<std::uint16_t>()[2], bf16_from_f32(-3.0f));
   const Tensor wrong(DType::kE2M3, {1, 5});
-  expect_refused("q is e2m3 [1, 5], want contiguous f32 [1, 5]",
+  expect_refused("q is e2m3 [1, 5], must be contiguous f32 [1, 5]",
                  [&] { quantize(x, schemes::kMxfp6E2M3, wrong, {}); });
-  expect_refused("q is e2m3 [1, 5], want bf16, f16 or f32",
+  expect_refused("q is e2m3 [1, 5], must be bf16, f16 or f32",
                  [&] { dequantize(wrong, {}, schemes::kMxfp6E2M3, y); });
 }
 
@@ -133,9 +133,9 @@ TEST(QuantizeOptionsTest, RefusesOddRowsOfFp4) {
   const Tensor x(DType::kBF16, {2, 15});
   const Tensor q(DType::kE2M1, {2, 15});
   const Tensor scales(DType::kE8M0, {2, 1});
-  expect_refused("quantize: hidden is 15, want an even number",
+  expect_refused("quantize: hidden is 15, must be an even number",
                  [&] { quantize(x, schemes::kMxfp4, q, scales); });
-  expect_refused("dequantize: hidden is 15, want an even number",
+  expect_refused("dequantize: hidden is 15, must be an even number",
                  [&] { dequantize(q, scales, schemes::kMxfp4, x); });
 }
 
@@ -143,18 +143,18 @@ TEST(QuantizeOptionsTest, RefusesMissingAndSenselessGlobalScales) {
   const Tensor x(DType::kBF16, {1, 16});
   const Tensor q(DType::kE2M1, {1, 16});
   const Tensor scales(DType::kE4M3, {1, 1});
-  expect_refused("static_scale is absent, want f32 [1], the global scale of nvfp4",
+  expect_refused("static_scale is absent, must be f32 [1], the global scale of nvfp4",
                  [&] { quantize(x, schemes::kNvfp4, q, scales); });
-  expect_refused("tensor_scale is absent, want f32 [1]",
+  expect_refused("tensor_scale is absent, must be f32 [1]",
                  [&] { dequantize(q, scales, schemes::kNvfp4, x); });
   for (const float value : {0.0f, -1.0f, kInf, std::numeric_limits<float>::quiet_NaN()}) {
-    expect_refused("want a positive number", [&] {
+    expect_refused("must be a positive number", [&] {
       quantize(x, schemes::kNvfp4, q, scales, Stream::host(), TensorView::of(&value, {1}));
     });
   }
   const Tensor wrong(DType::kF32, {1, 1});
   const float one = 1.0f;
-  expect_refused("scales is f32 [1, 1], want e4m3 [1, 1] for nvfp4", [&] {
+  expect_refused("scales is f32 [1, 1], must be e4m3 [1, 1] for nvfp4", [&] {
     quantize(x, schemes::kNvfp4, q, wrong, Stream::host(), TensorView::of(&one, {1}));
   });
 }
@@ -164,7 +164,7 @@ TEST(QuantizeOptionsTest, RefusesOptionsThatTheSchemeHasNoUseFor) {
   const Tensor q(DType::kE4M3, {2, 32});
   const Tensor scales(DType::kF32, {2, 1});
   const Tensor bytes(DType::kE8M0, {2, 1});
-  expect_refused("static_scale is f32 [1], want f32 [2, 1]", [&] {
+  expect_refused("static_scale is f32 [1], must be f32 [2, 1]", [&] {
     const float one = 1.0f;
     quantize(x, schemes::kFp8Token, q, scales, Stream::host(), TensorView::of(&one, {1}));
   });
@@ -172,9 +172,9 @@ TEST(QuantizeOptionsTest, RefusesOptionsThatTheSchemeHasNoUseFor) {
                  [&] { quantize(x, schemes::kMxfp8, q, bytes, Stream::host(), scales); });
   expect_refused("scale_ub is given for mxfp8",
                  [&] { quantize(x, schemes::kMxfp8, q, bytes, Stream::host(), {}, 1.0f); });
-  expect_refused("scale_ub is given for fp8_token, want fp8_token without static_scale",
+  expect_refused("scale_ub is given for fp8_token, must be fp8_token without static_scale",
                  [&] { quantize(x, schemes::kFp8Token, q, scales, Stream::host(), scales, 1.0f); });
-  expect_refused("scale_ub is -1, want above 0",
+  expect_refused("scale_ub is -1, must be above 0",
                  [&] { quantize(x, schemes::kFp8Token, q, scales, Stream::host(), {}, -1.0f); });
   for (int i = 0; i < 64; ++i) ASSERT_EQ(q.as<std::uint8_t>()[i], 0);
 }

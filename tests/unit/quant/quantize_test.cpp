@@ -160,18 +160,18 @@ TEST(QuantizeTest, RefusesWrongTensorsAndWritesNothing) {
   const Tensor narrow(DType::kF32, {kT, 4});
   const Tensor integers(DType::kI32, {kT, kH});
   const QuantScheme& scheme = schemes::kFp8Block;
-  expect_invalid("scales is f32 [5, 4], want f32 [5, 5] for fp8_block",
+  expect_invalid("scales is f32 [5, 4], must be f32 [5, 5] for fp8_block",
                  [&] { quantize(x, scheme, q, narrow); });
   expect_invalid("scales is absent", [&] { quantize(x, scheme, q, {}); });
-  expect_invalid("want i32 [5, 2]", [&] { quantize(x, schemes::kFp8Ue8m0, q, scales); });
-  expect_invalid("want contiguous e4m3 [5, 600]", [&] { quantize(x, scheme, scales, scales); });
-  expect_invalid("want bf16, f16 or f32", [&] { quantize(integers, scheme, q, scales); });
-  expect_invalid("x is absent, want 2 dimensions", [&] { quantize({}, scheme, q, scales); });
-  expect_invalid("want f32 [1]", [&] { quantize(x, schemes::kFp8Tensor, q, scales); });
+  expect_invalid("must be i32 [5, 2]", [&] { quantize(x, schemes::kFp8Ue8m0, q, scales); });
+  expect_invalid("must be contiguous e4m3 [5, 600]", [&] { quantize(x, scheme, scales, scales); });
+  expect_invalid("must be bf16, f16 or f32", [&] { quantize(integers, scheme, q, scales); });
+  expect_invalid("x is absent, must be 2 dimensions", [&] { quantize({}, scheme, q, scales); });
+  expect_invalid("must be f32 [1]", [&] { quantize(x, schemes::kFp8Tensor, q, scales); });
   expect_invalid("static_scale is given for fp8_block",
                  [&] { quantize(x, scheme, q, scales, Stream::host(), scales); });
   const TensorView columns(x.data(), DType::kBF16, {kT, 2}, {1, kT});
-  expect_invalid("want contiguous rows", [&] { quantize(columns, scheme, q, scales); });
+  expect_invalid("must be contiguous rows", [&] { quantize(columns, scheme, q, scales); });
   expect_invalid("y is i32 [5, 600]", [&] { dequantize(q, scales, scheme, integers); });
   for (std::int64_t i = 0; i < kT * kH; ++i) ASSERT_EQ(q.as<std::uint8_t>()[i], 0);
 }

@@ -202,7 +202,7 @@ TEST(ScaleLayoutTest, RefusesWrongShapesAndHostileSizes) {
   const Errc code = Errc::kInvalidArgument;
   const Tensor rows(DType::kU8, {3, 5});
   const Tensor tiles(DType::kU8, {1, 2, 32, 4, 4});
-  expect_error(code, "num_rows is -1, want at least 0",
+  expect_error(code, "num_rows is -1, must be at least 0",
                [] { (void)num_scale_elements(ScaleLayout::kRowMajor, -1, 4); });
   for (const ScaleLayout layout :
        {ScaleLayout::kRowMajor, ScaleLayout::kColumnMajorAligned, ScaleLayout::kSwizzled}) {
@@ -215,23 +215,23 @@ TEST(ScaleLayoutTest, RefusesWrongShapesAndHostileSizes) {
   }
   expect_error(code, "scale_layout is 9, must be row_major,",
                [] { (void)num_scale_elements(static_cast<ScaleLayout>(9), 1, 1); });
-  expect_error(code, "want the rows and scales of u8 [3, 5]", [&] {
+  expect_error(code, "must be the rows and scales of u8 [3, 5]", [&] {
     relayout_scales(rows, Tensor(DType::kU8, {3, 6}));
   });
-  expect_error(code, "want the rows and scales of u8 [3, 9]", [&] {
+  expect_error(code, "must be the rows and scales of u8 [3, 9]", [&] {
     relayout_scales(Tensor(DType::kU8, {3, 9}), tiles);
   });
-  expect_error(code, "want the rows and scales", [&] {
+  expect_error(code, "must be the rows and scales", [&] {
     relayout_scales(rows, Tensor(DType::kF32, {3, 5}));
   });
   expect_error(code, "from is absent", [&] { relayout_scales({}, rows); });
-  expect_error(code, "want contiguous tiles", [&] {
+  expect_error(code, "must be contiguous tiles", [&] {
     relayout_scales(rows, Tensor(DType::kU8, {1, 2, 16, 8, 4}));
   });
   expect_error(code, "one or two bytes", [&] {
     (void)swizzle_scales(Tensor(DType::kF32, {1, 4}));
   });
-  expect_error(code, "want 1024 contiguous elements for [3, 5]",
+  expect_error(code, "must be 1024 contiguous elements for [3, 5]",
                [&] { (void)unswizzle_scales(rows, 3, 5); });
 }
 

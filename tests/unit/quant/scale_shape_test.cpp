@@ -83,14 +83,14 @@ TEST(PackUe8m0Test, RefusesWhatIsNoPowerOfTwo) {
   const Tensor words(DType::kI32, {1, 1});
   for (const float bad : {3.0f, -2.0f, 0x1.8p-127f, 1e-45f, -0.0f}) {
     const std::vector<float> scales{1.0f, bad};
-    expect_invalid("scale 1 of row 0 of plane 0 is no power of two", [&] {
+    expect_invalid("scale 1 of row 0 of plane 0 is not a power of two", [&] {
       pack_ue8m0(TensorView::of(scales.data(), {1, 2}), words);
     });
   }
   EXPECT_EQ(words.as<std::int32_t>()[0], 0);
   const Tensor five(DType::kF32, {1, 5});
-  expect_invalid("scales is i32 [1, 1], want i32 [1, 2]", [&] { pack_ue8m0(five, words); });
-  expect_invalid("want rows of f32 or of e8m0 bytes", [&] {
+  expect_invalid("scales is i32 [1, 1], must be i32 [1, 2]", [&] { pack_ue8m0(five, words); });
+  expect_invalid("must be rows of f32 or of e8m0 bytes", [&] {
     unpack_ue8m0(words, Tensor(DType::kI32, {1, 4}));
   });
 }
@@ -111,7 +111,7 @@ TEST(NormalizeScalesTest, OneElementIsAMatrixAndTheRestKeepsItsLastDimension) {
   EXPECT_EQ(normalize_scales_shape(columns).stride(1), 6);
   EXPECT_EQ(normalize_scales_shape(columns).data(), data.data());
   const TensorView planes(data.data(), DType::kF32, {2, 3, 4}, {12, 1, 3});
-  expect_invalid("want a contiguous tensor", [&] { (void)normalize_scales_shape(planes); });
+  expect_invalid("must be a contiguous tensor", [&] { (void)normalize_scales_shape(planes); });
 }
 
 TEST(NormalizeScalesTest, ABatchSharesOneScaleOrDividesTheRows) {
@@ -131,10 +131,10 @@ TEST(NormalizeScalesTest, ABatchSharesOneScaleOrDividesTheRows) {
   EXPECT_FALSE(normalize_batched_scales_shape({}, 3).has_value());
   const TensorView ready(data.data(), DType::kF32, {2, 3, 4});
   EXPECT_EQ(normalize_batched_scales_shape(ready, 7).describe(), "f32 [2, 3, 4]");
-  expect_invalid("want rows that 4 experts divide", [&] {
+  expect_invalid("must be rows that 4 experts divide", [&] {
     (void)normalize_batched_scales_shape(TensorView::of(data.data(), {6, 4}), 4);
   });
-  expect_invalid("num_experts is 0, want at least 1", [&] {
+  expect_invalid("num_experts is 0, must be at least 1", [&] {
     (void)normalize_batched_scales_shape(TensorView::of(data.data(), {6, 4}), 0);
   });
 }

@@ -36,7 +36,7 @@ TEST(SchemeTest, NamesRoundTripAndAreMeaningful) {
   EXPECT_EQ(scheme_from_name("fp8_block_deepep")->rule, ScaleRule::kMultiply);
   QuantScheme unnamed = schemes::kFp8Block;
   unnamed.block = 64;
-  EXPECT_EQ(name_of(unnamed), "e4m3, one scale a block of 64, divide rule, f32 scales");
+  EXPECT_EQ(name_of(unnamed), "e4m3, one scale per block of 64, divide rule, f32 scales");
 }
 
 TEST(SchemeTest, CountsScales) {
@@ -73,32 +73,32 @@ TEST(SchemeTest, StatesBytesAndDTypes) {
 TEST(SchemeTest, RefusesContradictions) {
   QuantScheme scheme = schemes::kFp8Ue8m0;
   scheme.block = 64;
-  expect_refused(scheme, "quantize: block is 64 for e4m3 with packed e8m0 scales, want 128");
+  expect_refused(scheme, "quantize: block is 64 for e4m3 with packed e8m0 scales, must be 128");
   scheme = schemes::kFp8Block;
   scheme.block = 0;
-  expect_refused(scheme, "block is 0, want at least 1 element");
+  expect_refused(scheme, "block is 0, must be at least 1 element");
   scheme = schemes::kNvfp4;
   scheme.block = 32;
-  expect_refused(scheme, "block is 32 for e2m1 with e4m3 scales, want 16");
+  expect_refused(scheme, "block is 32 for e2m1 with e4m3 scales, must be 16");
   scheme = schemes::kMxfp8;
   scheme.block = 16;
-  expect_refused(scheme, "want 32");
+  expect_refused(scheme, "must be 32");
   scheme = schemes::kFp8Token;
   scheme.rule = ScaleRule::kMultiply;
   expect_refused(scheme,
-                 "e4m3, one scale a token, multiply rule, f32 scales, want e4m3, one scale");
+                 "e4m3, one scale per token, multiply rule, f32 scales, must be e4m3, one scale");
   scheme = schemes::kInt8Block;
   scheme.rule = ScaleRule::kMultiply;
   expect_refused(scheme, "multiply rule");
   scheme = schemes::kMxfp4;
   scheme.scale_format = ScaleFormat::kF32;
-  expect_refused(scheme, "mx rule, f32 scales, want e2m1");
+  expect_refused(scheme, "mx rule, f32 scales, must be e2m1");
   scheme = schemes::kMxfp4;
   scheme.group = ScaleGroup::kToken;
-  expect_refused(scheme, "one scale a token");
+  expect_refused(scheme, "one scale per token");
   scheme = schemes::kFp8Token;
   scheme.dtype = DType::kE5M2;
-  expect_refused(scheme, "want elements of e4m3, i8, e2m1, e2m3 or e3m2");
+  expect_refused(scheme, "must be elements of e4m3, i8, e2m1, e2m3 or e3m2");
   scheme = schemes::kNone;
   scheme.dtype = DType::kE4M3;
   expect_refused(scheme, "elements are e4m3 without scales");
@@ -123,8 +123,8 @@ TEST(SchemeTest, RefusesSizesThatDoNotFit) {
     test::expect_invalid(phrase, call);
   };
   expect("hidden is -1", [] { (void)num_scales(schemes::kFp8Block, -1); });
-  expect("hidden is 33, want an even number", [] { (void)num_scales(schemes::kMxfp4, 33); });
-  expect("hidden is 7, want an even number", [] { (void)row_bytes(schemes::kNvfp4, 7); });
+  expect("hidden is 33, must be an even number", [] { (void)num_scales(schemes::kMxfp4, 33); });
+  expect("hidden is 7, must be an even number", [] { (void)row_bytes(schemes::kNvfp4, 7); });
   expect("overflows", [] { (void)row_bytes(schemes::kFp8Block, kMax); });
   QuantScheme single = schemes::kFp8Block;
   single.block = 1;

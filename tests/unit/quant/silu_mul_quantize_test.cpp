@@ -189,23 +189,23 @@ TEST(SiluMulQuantizeTest, RefusesWhatItCannotServe) {
   const Tensor x = normal_tensor(DType::kBF16, {2, 256});
   const Tensor q(DType::kE4M3, {2, 128});
   const Tensor scales(DType::kF32, {2, 1});
-  expect_invalid("x has rows of 255 elements, want an even number", [&] {
+  expect_invalid("x has rows of 255 elements, must have an even number", [&] {
     silu_mul_quantize(TensorView(x.data(), DType::kBF16, {2, 255}), schemes::kFp8Block, q, scales);
   });
-  expect_invalid("kFused with scheme fp8_token, want e4m3 blocks of rule kDivide", [&] {
+  expect_invalid("kFused with scheme fp8_token, must be e4m3 blocks of rule kDivide", [&] {
     silu_mul_quantize(x, schemes::kFp8Token, q, scales, Stream::host(), ActivationScale::kFused);
   });
   expect_invalid("kFused with scheme fp8_block_deepep", [&] {
     silu_mul_quantize(x, schemes::kFp8BlockDeepEp, q, scales, Stream::host(),
                       ActivationScale::kFused);
   });
-  expect_invalid("tensor_scale is absent, want f32 [1] for fp8_tensor",
+  expect_invalid("tensor_scale is absent, must be f32 [1] for fp8_tensor",
                  [&] { silu_mul_quantize(x, schemes::kFp8Tensor, q, {}); });
-  expect_invalid("tensor_scale is f32 [2, 1], want none for fp8_block", [&] {
+  expect_invalid("tensor_scale is f32 [2, 1], must be none for fp8_block", [&] {
     silu_mul_quantize(x, schemes::kFp8Block, q, scales, Stream::host(), ActivationScale::kScheme,
                       scales);
   });
-  expect_invalid("want one-byte scales in tiles", [&] {
+  expect_invalid("must be one-byte scales in tiles", [&] {
     silu_mul_quantize(x, schemes::kFp8Block, q,
                       make_scales(DType::kF32, ScaleLayout::kSwizzled, 2, 1).view);
   });

@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Refused{
                           "RANK=1 WORLD_SIZE=4 PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
                           "RANK is 1", "PMIX_RANK is 3"},
-                      Refused{"RANK=4 WORLD_SIZE=4", "RANK is 4", "want from 0 to 3"},
+                      Refused{"RANK=4 WORLD_SIZE=4", "RANK is 4", "must be from 0 to 3"},
                       Refused{"RANK=0 WORLD_SIZE=0", "torchrun names 0 ranks", "from 1 to 4096"},
                       Refused{"RANK=0 WORLD_SIZE=4097", "4097 ranks", "from 1 to 4096"},
                       Refused{"WORLD_SIZE=4", "WORLD_SIZE is 4", "RANK is not set"},

@@ -48,7 +48,7 @@ TEST(FileStoreTest, OtherFilesAreRefusedAndLeftAlone) {
   expect_error(Errc::kSystem, "open: ", [&] { FileStore(folder.path(), kTimeoutMs); });
   expect_error(Errc::kSystem, "No such file",
                [&] { FileStore(folder.file("none/store"), kTimeoutMs); });
-  expect_invalid("no regular file", [] { FileStore("/dev/null", kTimeoutMs); });
+  expect_invalid("not a regular file", [] { FileStore("/dev/null", kTimeoutMs); });
 }
 
 // A writer that was killed leaves the begin of a record, or of the whole file.

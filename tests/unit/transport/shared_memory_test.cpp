@@ -44,7 +44,7 @@ TEST(SharedMemoryTest, EmptyMemoryIsUsable) {
 TEST(SharedMemoryTest, UnsealedOrOtherSizeIsRefused) {
   const Fd sealed = make_shared_memory("test", 8192);
   EXPECT_THAT(error_of([&] { check_shared_memory(sealed, 4096); }).what(),
-              HasSubstr("8192 bytes came from a peer, want 4096"));
+              HasSubstr("8192 bytes came from a peer, must be 4096"));
   const Fd open(memfd_create("test", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(open.get(), 4096), 0);
   expect_error(Errc::kSystem, "not sealed", [&] { check_shared_memory(open, 4096); });

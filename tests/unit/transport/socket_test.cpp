@@ -65,10 +65,10 @@ TEST(AddressTest, RefusesOthers) {
         "tcp://h:-1", "unix:", "unix:@", "unix:/path", "http://h:1", "file:///x"}) {
     const Error error = error_of([&] { Address::parse(text); });
     EXPECT_EQ(error.code(), Errc::kInvalidArgument) << text;
-    EXPECT_THAT(error.what(), HasSubstr("want tcp://host:port or unix:@name"));
+    EXPECT_THAT(error.what(), HasSubstr("must be tcp://host:port or unix:@name"));
   }
   EXPECT_THAT(error_of([] { Address::parse("unix:@" + std::string(108, 'x')); }).what(),
-              HasSubstr("108 characters, at most 107"));
+              HasSubstr("108 characters, must have at most 107"));
 }
 
 TEST(PacketTest, KeepsItsEdges) {
