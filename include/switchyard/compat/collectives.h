@@ -42,8 +42,10 @@ class SWITCHYARD_API Collectives {
   /// max_rows_per_rank: upper bound on every size, the same on every rank.
   Collectives(const Group& group, std::int64_t max_rows_per_rank,
               const ExchangeOptions& options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   Collectives(Collectives&&) noexcept;
   Collectives& operator=(Collectives&&) noexcept;
+  /// @}
   ~Collectives();
 
   /// See Exchange::close. Later calls are kInvalidArgument.

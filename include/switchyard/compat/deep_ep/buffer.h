@@ -31,6 +31,7 @@
 
 namespace switchyard::deep_ep {
 
+/// Options of the constructor.
 struct BufferOptions {
   std::int64_t max_tokens_per_rank = 0;  ///< upper bound on T, the same on every rank
   std::int32_t max_in_flight = 2;        ///< handles that may await their combine
@@ -41,7 +42,7 @@ struct DispatchLayout {
   Tensor num_tokens_per_rank;    ///< [P] i32; a token counts once per rank
   Tensor num_tokens_per_expert;  ///< [E] i32
   Tensor is_token_in_rank;       ///< [T, P] u8, 0 or 1
-  EventOverlap event;
+  EventOverlap event;            ///< the end of the call
 };
 
 /// Ties combine, and later dispatches with the same routing, to a dispatch.
@@ -49,6 +50,7 @@ struct BufferHandle {
   std::shared_ptr<struct BufferState> state;  ///< internal to the library
 };
 
+/// Keywords of dispatch.
 struct BufferDispatchOptions {
   /// [T, S] f32 or i32 (packed UE8M0), for e4m3 x: a scale per token or per cdiv(H, S) elements.
   TensorView x_scales{};
@@ -60,14 +62,15 @@ struct BufferDispatchOptions {
   std::int64_t num_worst_tokens = 0;
 };
 
+/// What dispatch returns.
 struct BufferDispatched {
   TensorView recv_x;         ///< [R, H] dtype of x, by (source rank, token)
   TensorView recv_x_scales;  ///< [R, S], contiguous; absent without x_scales
   Tensor recv_topk_idx;      ///< [R, K] i64: local ids, -1 for experts of other ranks
   Tensor recv_topk_weights;  ///< [R, K] f32: 0 where the id is -1; absent if none were given
   std::vector<std::int64_t> num_recv_tokens_per_expert_list;  ///< [L], rounded up
-  BufferHandle handle;
-  EventOverlap event;
+  BufferHandle handle;  ///< for combine, or this routing again
+  EventOverlap event;   ///< the end of the call
 };
 
 /// What the handle of the original says of a dispatch.
@@ -77,10 +80,11 @@ struct HandleTensors {
   Tensor is_token_in_rank;          ///< [T, P] u8, 0 or 1
 };
 
+/// What combine returns.
 struct BufferCombined {
   Tensor combined_x;             ///< [T, H] bf16
   Tensor combined_topk_weights;  ///< [T, K] f32; absent if none were given
-  EventOverlap event;
+  EventOverlap event;            ///< the end of the call
 };
 
 /// Mirrors deep_ep.Buffer without its low-latency calls. Every distinct set of (H, K, E, format of
@@ -99,10 +103,13 @@ struct BufferCombined {
 /// kTimeout.
 class SWITCHYARD_API Buffer {
  public:
+  /// Over the ranks of the group. Collective.
   Buffer(const Group& group, const BufferOptions& options,
          const ExchangeOptions& exchange_options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;
+  /// @}
   ~Buffer();
 
   /// See Exchange::close. Tensors that calls have returned stay valid; later calls are

@@ -45,9 +45,9 @@ struct ElasticBufferOptions {
 
 /// Mirrors EPHandle. Destroying the last copy releases it.
 struct EPHandle {
-  bool do_expand = false;
-  std::int32_t num_experts = 0;
-  std::int64_t expert_alignment = 1;
+  bool do_expand = false;                    ///< as in the options
+  std::int32_t num_experts = 0;              ///< E
+  std::int64_t expert_alignment = 1;         ///< A
   std::int64_t num_max_tokens_per_rank = 0;  ///< Tm of this call
   std::int32_t num_sms = 0;                  ///< always 0: the exchange chooses its grids
   /// [T, K]: a copy (i64), or, with do_handle_copy false, the caller's tensor, which must then
@@ -76,7 +76,7 @@ struct ElasticDispatchOptions {
   TensorView sf{};                           ///< [T, S] f32 or i32, any strides, for e4m3 x
   TensorView topk_weights{};                 ///< [T, K] f32; with a handle only if it is expanded
   std::int64_t num_max_tokens_per_rank = 0;  ///< Tm, at least T; 0: the buffer's
-  std::int64_t expert_alignment = 1;
+  std::int64_t expert_alignment = 1;         ///< A
   bool do_expand = false;  ///< one row per (token, local expert) instead of one per token
   /// N is the number of rows that arrive; on a GPU the host waits for it, which cannot be captured
   /// in a CUDA graph. false: the maximum.
@@ -86,6 +86,7 @@ struct ElasticDispatchOptions {
   bool use_tma_aligned_col_major_sf = false;  ///< recv_sf has strides (1, up(N, 4))
 };
 
+/// What dispatch returns.
 struct ElasticDispatched {
   TensorView recv_x;     ///< [N, H] dtype of x
   TensorView recv_sf;    ///< [N, S], strides (S, 1) or as requested; absent without sf
@@ -93,8 +94,8 @@ struct ElasticDispatched {
   /// f32 [N, K] as sent, [N] if expanded; absent if none were given. Unused rows: 0; on GPUs only
   /// with do_zero_padding. A copy, which later calls with the handle leave alone.
   Tensor recv_topk_weights;
-  std::shared_ptr<EPHandle> handle;
-  EventOverlap event;
+  std::shared_ptr<EPHandle> handle;  ///< for combine, or this routing again
+  EventOverlap event;                ///< the end of the call
 };
 
 /// Returned weights are 0 where the id is -1.
@@ -102,9 +103,9 @@ using ElasticCombined = BufferCombined;
 
 /// Where the rows of recv_x come from, each [N] i32 and -1 in rows without a token.
 struct ElasticRowSources {
-  Tensor rank;
-  Tensor token;
-  Tensor k;  ///< which choice of the token; not expanded: the highest that is served here
+  Tensor rank;   ///< source rank
+  Tensor token;  ///< token on that rank
+  Tensor k;      ///< which choice of the token; not expanded: the highest that is served here
 };
 
 /// Mirrors deep_ep.ElasticBuffer. Every distinct set of (H, K, E, format of x, do_expand,
@@ -123,10 +124,13 @@ struct ElasticRowSources {
 /// kTimeout.
 class SWITCHYARD_API ElasticBuffer {
  public:
+  /// Over the ranks of the group. Collective.
   ElasticBuffer(const Group& group, const ElasticBufferOptions& options,
                 const ExchangeOptions& exchange_options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   ElasticBuffer(ElasticBuffer&&) noexcept;
   ElasticBuffer& operator=(ElasticBuffer&&) noexcept;
+  /// @}
   ~ElasticBuffer();
 
   /// See Exchange::close. Tensors that calls have returned stay valid; later calls are

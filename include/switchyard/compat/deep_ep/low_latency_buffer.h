@@ -32,6 +32,7 @@
 
 namespace switchyard::deep_ep {
 
+/// Keywords of low_latency_dispatch.
 struct LowLatencyDispatchOptions {
   bool use_fp8 = true;          ///< quantize to e4m3, one scale per 128 columns (kFp8BlockDeepEp)
   bool round_scale = false;     ///< scales become powers of two
@@ -68,33 +69,36 @@ struct LowLatencyRows {
 struct LowLatencyHandle {
   Tensor src_info;      ///< [L, C] i32: token of each row on its source rank; -1 in unused rows
   Tensor layout_range;  ///< [L, P] i64: low 32 bits: rows from rank j; high 32: the first of them
-  std::int64_t num_max_dispatch_tokens_per_rank = 0;
-  std::int64_t hidden = 0;
-  std::int32_t num_experts = 0;
-  std::shared_ptr<struct LowLatencyState> state;  ///< internal to the library
+  std::int64_t num_max_dispatch_tokens_per_rank = 0;  ///< as given
+  std::int64_t hidden = 0;                            ///< H
+  std::int32_t num_experts = 0;                       ///< E
+  std::shared_ptr<struct LowLatencyState> state;      ///< internal to the library
 };
 
+/// What low_latency_dispatch returns.
 struct LowLatencyDispatched {
-  std::shared_ptr<LowLatencyHandle> handle;
-  EventOverlap event;
-  std::function<void()> hook;  ///< with return_recv_hook: every rank calls it once
+  std::shared_ptr<LowLatencyHandle> handle;  ///< for combine
+  EventOverlap event;                        ///< the end of the call
+  std::function<void()> hook;                ///< with return_recv_hook: every rank calls it once
 
   /// With return_recv_hook, what lies there is undefined until the hook has run.
   SWITCHYARD_API const LowLatencyRows& rows() const;
 };
 
+/// Keywords of low_latency_combine.
 struct LowLatencyCombineOptions {
   bool zero_copy = false;   ///< x is the buffer of get_next_low_latency_combine_buffer
   bool use_logfmt = false;  ///< true throws kNotSupported
   TensorView out{};         ///< [T, H] bf16; written. Absent: combined_x is `memory` of the result
-  bool async_finish = false;
-  bool return_recv_hook = false;
+  bool async_finish = false;      ///< no effect
+  bool return_recv_hook = false;  ///< only sends; the hook receives
 };
 
+/// What low_latency_combine returns.
 struct LowLatencyCombined {
-  TensorView combined_x;  ///< [T, H] bf16
-  Tensor memory;          ///< owns combined_x, unless `out` was given
-  EventOverlap event;
+  TensorView combined_x;       ///< [T, H] bf16
+  Tensor memory;               ///< owns combined_x, unless `out` was given
+  EventOverlap event;          ///< the end of the call
   std::function<void()> hook;  ///< with return_recv_hook: completes combined_x
 };
 
@@ -115,9 +119,12 @@ struct LowLatencyCombined {
 /// calls them, in the same order.
 class SWITCHYARD_API LowLatencyBuffer {
  public:
+  /// Over the ranks of the group. Collective.
   explicit LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   LowLatencyBuffer(LowLatencyBuffer&&) noexcept;
   LowLatencyBuffer& operator=(LowLatencyBuffer&&) noexcept;
+  /// @}
   ~LowLatencyBuffer();
 
   /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
@@ -181,11 +188,12 @@ class SWITCHYARD_API LowLatencyBuffer {
   void clean_low_latency_buffer(std::int64_t num_max_dispatch_tokens_per_rank, std::int64_t hidden,
                                 std::int32_t num_experts);
 
-  /// Masks of failed ranks (enable_shrink): all three throw kNotSupported, because without the rows
-  /// of a masked rank a result would look complete. A rank that does not come ends the group.
+  /// @{ Masks of failed ranks (enable_shrink): all three throw kNotSupported, because without the
+  /// rows of a masked rank a result would look complete. A rank that does not come ends the group.
   [[noreturn]] void low_latency_update_mask_buffer(int rank, bool is_masked);
   [[noreturn]] void low_latency_query_mask_buffer(const TensorView& mask_status);
   [[noreturn]] void low_latency_clean_mask_buffer();
+  /// @}
 
  private:
   std::unique_ptr<class LowLatencyBufferImpl> impl_;

@@ -41,8 +41,9 @@ struct MoEAlltoallInfo {
   std::shared_ptr<const struct TwoSidedRouting> routing;  ///< internal to the library
 };
 
+/// What prepare_without_allgather returns.
 struct MoEAlltoallPrepared {
-  MoEAlltoallInfo info;
+  MoEAlltoallInfo info;  ///< for alltoallv and combine
   Tensor expert_ids;  ///< [P * Tm, K] i32; slot_count for slots of other ranks and in unused rows
   Tensor scales;      ///< [P * Tm, K] f32 router weights, 0 in unused rows; absent if not given
   Tensor gathered_expert_statics;  ///< [P, expert_count] i32; absent if not given
@@ -64,10 +65,13 @@ struct MnnvlMoeOptions {
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MnnvlMoe {
  public:
+  /// Over the ranks of the group. Collective.
   MnnvlMoe(const Group& group, const MnnvlMoeOptions& options,
            const ExchangeOptions& exchange_options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   MnnvlMoe(MnnvlMoe&&) noexcept;
   MnnvlMoe& operator=(MnnvlMoe&&) noexcept;
+  /// @}
   ~MnnvlMoe();
 
   /// See Exchange::close. Tensors that calls have returned stay valid; later calls are

@@ -34,11 +34,12 @@ namespace switchyard::flashinfer {
 /// The same on every rank.
 struct MoeAlltoAllOptions {
   std::int64_t max_num_tokens = 0;  ///< upper bound on every Tr
-  std::int32_t top_k = 0;
-  std::int32_t num_experts = 0;
-  bool enable_rank_mask = false;  ///< true throws kNotSupported
+  std::int32_t top_k = 0;           ///< K
+  std::int32_t num_experts = 0;     ///< E
+  bool enable_rank_mask = false;    ///< true throws kNotSupported
 };
 
+/// Keywords of dispatch.
 struct MoeDispatchOptions {
   /// Written into the ids of rows without a token; if absent, those ids are stale.
   std::optional<std::int32_t> invalid_token_expert_id{};
@@ -58,10 +59,13 @@ struct MoeDispatchOptions {
 /// must not look complete); kTimeout, kPeerLost, kAborted.
 class SWITCHYARD_API MoeAlltoAll {
  public:
+  /// Over the ranks of the group. Collective.
   MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,
               const ExchangeOptions& exchange_options = {});
+  /// @{ Moves it; the other one is only destroyed or assigned to.
   MoeAlltoAll(MoeAlltoAll&&) noexcept;
   MoeAlltoAll& operator=(MoeAlltoAll&&) noexcept;
+  /// @}
   ~MoeAlltoAll();
 
   /// See Exchange::close. Tensors that calls have returned stay valid; later calls are
