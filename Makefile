@@ -3,7 +3,7 @@
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
-SOURCES = $(shell find include src cli tests examples bench python -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+SOURCES = $(shell find include src instruments cli tests examples bench python -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 help:
 	@echo 'make demo     install what is missing, build the command, run one real MoE layer over 4 ranks, also on GPUs where nvcc and GPUs are'

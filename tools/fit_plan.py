@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/forecast/machines/NAME.json: the constants of `switchyard plan`, each with its source.
+"""Writes instruments/forecast/machines/NAME.json: the constants of `switchyard plan`, each with its source.
 
 Measured constants are copied from fields of result files. The others are fitted to rows of result files: least squares
 of log(predicted / measured), by Gauss and Newton with Levenberg's damping, over the logarithms of the constants.
@@ -19,7 +19,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = "bench/results/"
-FOLDER = ROOT / "src/forecast/machines"
+FOLDER = ROOT / "instruments/forecast/machines"
 NCCL = "NCCL 01afd20, src/graph/tuning.cc: baseLat + hwLat of a ring over the network, protocol Simple (8.4 + 9.6)"
 
 # file, and where in it

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that #include lines of src/, cli/, examples/ and include/ point only downwards.
+"""Checks that #include lines of src/, instruments/, cli/, examples/ and include/ point only downwards.
 
-A folder of src/ may include folders of lower layers and public headers. Folders of one layer do not
-include each other; SCALAR_USERS may include the scalar definitions of quant. Public headers and
-examples include only the standard library and public headers; examples may also include the CUDA runtime, and
+A folder may include folders of lower layers and public headers. Folders of one layer do not include
+each other; plan may include the scalar definitions of quant. A folder of instruments/ sees of src/ only core and
+the headers that GRANTED names. Public headers and examples include only the standard library and public headers; examples may also include the CUDA runtime, and
 switchyard/mpi.h includes mpi.h.
 
 usage: tools/layers.py [root]      Prints each violation as file:line: rule. Exits with 1 if there is any.
@@ -15,7 +15,7 @@ import sys
 
 LAYERS = [  # lowest first; a layer's number is its position in this list, from 1
     {"core"},
-    {"plan", "quant", "reference", "transport"},
+    {"plan", "quant", "transport"},
     {"io"},
     {"cpu", "cuda"},
     {"engine"},
@@ -23,13 +23,23 @@ LAYERS = [  # lowest first; a layer's number is its position in this list, from 
     {"exchange"},
     {"moe"},
     {"capi", "compat", "module", "mpi"},
+    {"reference"},
     {"conformance", "measure"},
     {"forecast"},
     {"cli"},
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS, 1) for folder in folders}
-SCALAR_USERS = {"reference", "plan"}
-SCALAR_HEADERS = {"bits.h", "bf16.h", "f16.h", "fp8.h", "e8m0.h", "exp.h", "activation.h", "scalar.h", "scheme.h"}
+SCALARS = {f"quant/{name}.h" for name in ("bits", "bf16", "f16", "fp8", "e8m0", "exp", "activation", "scalar", "scheme")}
+GRANTED = {  # to the instruments
+    "reference": SCALARS,
+    "conformance": SCALARS | {"device/cuda_module.h", "engine/control.h"},
+    "measure": SCALARS | {
+        "cuda/exchange/stages.h", "device/cuda_module.h", "device/device_meter.h", "engine/control.h", "engine/engine.h",
+        "io/model_config.h", "io/safetensors.h", "plan/expert_ownership.h", "plan/host_map.h", "quant/rows.h"},
+    "forecast": SCALARS | {
+        "exchange/push/crossing.h", "exchange/push/push_shape.h", "exchange/push/received_memory.h", "io/file.h", "io/json.h",
+        "plan/cost.h", "plan/exchange_load.h", "plan/host_crossings.h", "plan/push_layout.h", "plan/push_path.h"},
+}
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # <vector>, <cstdint>: no slash, no dot. The C interface has C's own headers.
 STANDARD = re.compile(r"([a-z_]+|std(bool|def|int)\.h)\Z")
@@ -47,14 +57,14 @@ def offence(folder, quoted, target):
         if is_public or STANDARD.match(target) or (folder == "examples" and quoted and "/" not in target):
             return None
         return f'{folder}/ includes only the standard library and public headers, not "{target}"'
-    other, slash, header = target.partition("/")
+    other, slash, _ = target.partition("/")
     if is_public or not quoted or not slash or other == folder:
         return None
     if other not in LEVEL:
         return f'"{target}" is in no known folder; add it to LAYERS'
-    if LEVEL[other] < LEVEL[folder]:
-        return None
-    if other == "quant" and folder in SCALAR_USERS and header in SCALAR_HEADERS:
+    if folder in GRANTED and other not in GRANTED and other != "core" and target not in GRANTED[folder]:
+        return f'{folder} is not granted "{target}"; use the public interface, or add it to GRANTED'
+    if LEVEL[other] < LEVEL[folder] or (folder == "plan" and target in SCALARS):
         return None
     way = "upwards" if LEVEL[other] > LEVEL[folder] else "sideways"
     return f'{folder} (layer {LEVEL[folder]}) includes {way}: "{target}" (layer {LEVEL[other]})'
@@ -62,14 +72,14 @@ def offence(folder, quoted, target):
 
 def main(root):
     offences, num_files = [], 0
-    for path in sorted(p for top in ("src", "cli", "examples", "include") for p in (root / top).rglob("*")):
+    for path in sorted(p for top in ("src", "instruments", "cli", "examples", "include") for p in (root / top).rglob("*")):
         if path.suffix not in (".h", ".cpp", ".cu", ".cuh"):
             continue
         num_files += 1
         parts = path.relative_to(root).parts
-        folder = parts[1] if parts[0] == "src" else parts[0]
+        folder = parts[1] if parts[0] in ("src", "instruments") else parts[0]
         if folder not in LEVEL and folder not in ("include", "examples"):
-            offences.append(f"{path.relative_to(root)}:1: src/{folder} is in no layer; add it to LAYERS")
+            offences.append(f"{path.relative_to(root)}:1: {parts[0]}/{folder} is in no layer; add it to LAYERS")
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             found = INCLUDE.match(line)

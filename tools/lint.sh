@@ -4,7 +4,7 @@
 # Checks the lengths of files and, on request, runs clang-tidy.
 #
 # usage: tools/lint.sh                         the ten longest files; fails above the hard limits
-#        tools/lint.sh --tidy BUILD [FILE...]  also runs clang-tidy-14 on FILEs (default: src/ and cli/);
+#        tools/lint.sh --tidy BUILD [FILE...]  also runs clang-tidy-14 on FILEs (default: src/, instruments/ and cli/);
 #                                              BUILD contains compile_commands.json
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ limit_of() {
   esac
 }
 
-files=$(find include src cli tests examples bench python CMakeLists.txt -type f \
+files=$(find include src instruments cli tests examples bench python CMakeLists.txt -type f \
           \( -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt \) | sort)
 echo "longest files:"
 # shellcheck disable=SC2086
@@ -40,7 +40,7 @@ if [ "${1:-}" = --tidy ]; then
   build=${2:?lint: --tidy needs a build folder}
   shift 2
   # shellcheck disable=SC2046
-  [ $# -gt 0 ] || set -- $(find src cli -name '*.cpp' | sort)
+  [ $# -gt 0 ] || set -- $(find src instruments cli -name '*.cpp' | sort)
   printf '%s\0' "$@" | xargs -0 -n 1 -P "$(nproc)" clang-tidy-14 -p "$build" --quiet
 fi
 exit $too_long

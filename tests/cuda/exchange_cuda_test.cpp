@@ -2,7 +2,7 @@
 //
 // The exchange between GPUs at its limits returns the bits of the exchange between CPUs: many
 // tokens, choices and experts, rows of several chunks, words that the wire reserves, and options
-// that the cases of src/conformance do not have. Everything else is theirs.
+// that the cases of instruments/conformance do not have. Everything else is theirs.
 
 #include "exchange_run.h"
 

@@ -84,7 +84,7 @@ constexpr const char* kNames[] = {"none",       "fp8_block",  "fp8_ue8m0",      
                                   "int8_block", "nvfp4",      "mxfp4",           "mxfp6_e3m2",
                                   "mxfp6_e2m3", "mxfp8",      "fp8_block_deepep"};
 
-// The named schemes are cases of src/conformance.
+// The named schemes are cases of instruments/conformance.
 TEST(ExpertsCudaTest, UnquantizedRowsOfOtherDTypes) {
   REQUIRE_GPU();
   expect_same_bits(Problem(31, 18, {5, 6}, DType::kBF16, QuantScheme{DType::kF16}), "f16");

@@ -2,7 +2,7 @@
 //
 // Whole layers on GPUs with shared experts, from CUDA graphs and in several streams return the bits
 // of ModularKernel on CPUs, with exact experts. Plain calls of every class and scheme are cases of
-// src/conformance. Ranks are threads; with fewer GPUs than ranks some share a GPU.
+// instruments/conformance. Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <cmath>
 #include <string>

@@ -190,7 +190,7 @@ void expect_policy_bits(const PolicyCase& test) {
   EXPECT_EQ(errors.value(), 0);
 }
 
-// Beyond the sizes of src/conformance.
+// Beyond the sizes of instruments/conformance.
 TEST(WeightAndReduceCudaTest, EveryPolicyOfLongRowsAndManyChoices) {
   REQUIRE_GPU();
   for (const WeightAndReduce& policy :

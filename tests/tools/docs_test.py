@@ -107,7 +107,7 @@ class DocsTest(unittest.TestCase):
             self.assertEqual(page, source)
 
     def test_groups_and_json_of_check_are_those_of_the_source(self):
-        sources = "".join(read(path) for path in sorted((ROOT / "src/conformance").glob("*_cases.cpp")))
+        sources = "".join(read(path) for path in sorted((ROOT / "instruments/conformance").glob("*_cases.cpp")))
         groups = set(re.findall(r'result\.group = (?:is_split \? )?"(\w+)"(?: : "(\w+)")?', sources))
         groups = {name for pair in groups for name in pair if name}
         text = read("docs/check.md")

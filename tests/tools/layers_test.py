@@ -30,7 +30,7 @@ class LayersTest(unittest.TestCase):
         code, text = check({
             "include/switchyard/a.h": '#include <vector>\n#include "switchyard/b.h"\n',
             "src/engine/a.cpp": '#include <fmt/format.h>\n#include "switchyard/a.h"\n#include "core/b.h"\n#include "engine/c.h"\n',
-            "src/reference/a.cpp": '#include "quant/exp.h"\n',
+            "instruments/reference/a.cpp": '#include "quant/exp.h"\n',
             "cli/a.cpp": '#include "run.h"\n#include "moe/b.h"\n',
             "examples/a/main.cpp": "#include <cuda_runtime_api.h>\n#include <switchyard/a.h>\n",
         })
@@ -46,11 +46,11 @@ class LayersTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn('src/transport/a.cpp:1: transport (layer 2) includes sideways', text)
 
-    def test_the_oracle_sees_scalar_headers_of_quant_only(self):
-        code, text = check({"src/reference/a.cpp": '#include "quant/fp8.h"\n#include "quant/rows.h"\n'})
+    def test_instruments_see_of_the_library_what_they_are_granted(self):
+        code, text = check({"instruments/reference/a.cpp": '#include "quant/fp8.h"\n#include "quant/rows.h"\n'})
         self.assertEqual(code, 1)
-        self.assertIn("src/reference/a.cpp:2:", text)
-        self.assertNotIn("src/reference/a.cpp:1:", text)
+        self.assertIn('instruments/reference/a.cpp:2: reference is not granted "quant/rows.h"', text)
+        self.assertNotIn("instruments/reference/a.cpp:1:", text)
 
     def test_public_headers_see_no_library_and_nothing_private(self):
         code, text = check({"include/switchyard/a.h": '#include <fmt/format.h>\n#include "core/fail.h"\n#include <cuda_runtime_api.h>\n'})

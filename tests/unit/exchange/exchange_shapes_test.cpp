@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 constexpr std::array kLayouts{Layout::kBatched, Layout::kExpanded, Layout::kCompact,
                               Layout::kByRank, Layout::kAllGather};
 
-// src/conformance compares all counts with the oracle.
+// instruments/conformance compares all counts with the oracle.
 TEST(ExchangeShapesTest, ChoicesThatWereDroppedAreCountedWhereTheyMayBe) {
   for (const Layout layout : kLayouts) {
     for (const Overflow overflow : {Overflow::kError, Overflow::kDrop}) {

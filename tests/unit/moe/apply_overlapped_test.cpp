@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A layer run in micro-batches gives the same bits as the whole layer; ranks are threads. Every
-// class and scheme in two or three micro-batches is a case of src/conformance.
+// class and scheme in two or three micro-batches is a case of instruments/conformance.
 
 #include <gmock/gmock.h>
 

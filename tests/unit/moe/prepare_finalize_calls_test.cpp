@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call may vary, for every class, besides what src/conformance compares with the oracle:
+// What a call may vary, for every class, besides what instruments/conformance compares with the oracle:
 // weights on the input, rows that the experts quantize, and two calls at once.
 
 #include <cstring>

@@ -2,7 +2,7 @@
 //
 // prepare_finalize_case.h: small calls of the prepare/finalize classes, for tests of what a call
 // may vary and of what is refused. What every class gives is compared with the oracle in
-// src/conformance.
+// instruments/conformance.
 #pragma once
 
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The classes that leave tokens in their order: without an exchange, and where every rank has a
-// slice of every expert. Whole layers are compared with the oracle in src/conformance.
+// slice of every expert. Whole layers are compared with the oracle in instruments/conformance.
 
 #include <array>
 #include <cstring>

@@ -41,7 +41,7 @@ TEST(EplbTest, LogicalMapsRefuseBadIds) {
   expect_invalid("number of physical experts is 0", [] { (void)compute_logical_maps(Ids{}, 1); });
 }
 
-// src/conformance has the choices of the first tokens among two and three copies.
+// instruments/conformance has the choices of the first tokens among two and three copies.
 TEST(EplbTest, ReplicasByHash) {
   for (std::int64_t t = 0; t < 8; ++t) EXPECT_EQ(choose_replica(t, 1), 0);
   // Beyond 2^32 the token number wraps around.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What placement refuses, which strategy it chooses, and ids through its tables. Maps and tables
-// are counted out in src/conformance.
+// are counted out in instruments/conformance.
 
 #include "switchyard/expert_placement.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Owners of experts, choices that are dropped, and the order of ranks in a send plan. Where rows go
-// in each layout is compared with the oracle in src/conformance.
+// in each layout is compared with the oracle in instruments/conformance.
 
 #include "plan/routing.h"
 

@@ -142,7 +142,7 @@ TEST(SiluMulQuantizeTest, FusedRuleTurnsNaNAndInfinityIntoTheLeastCode) {
   EXPECT_TRUE(std::isinf(scales.as<float>()[1]));
 }
 
-// src/conformance tries every scheme but this one.
+// instruments/conformance tries every scheme but this one.
 TEST(SiluMulQuantizeTest, WithoutASchemeItIsRoundedOnce) {
   for (const std::int64_t size : {2, 130, 1154}) {
     const Tensor x = normal_tensor(DType::kBF16, {5, 2 * size});

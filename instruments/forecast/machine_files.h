@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// machine_files.h: the files of src/forecast/machines, as texts in the program.
+// machine_files.h: the files of instruments/forecast/machines, as texts in the program.
 #pragma once
 
 #include <span>
