@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Switchyard)
-install(TARGETS switchyard switchyard_compat EXPORT switchyard-targets FILE_SET HEADERS)
+install(TARGETS switchyard EXPORT switchyard-targets FILE_SET HEADERS)
 if(TARGET switchyard_cuda)
   install(TARGETS switchyard_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

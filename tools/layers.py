@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that #include lines of src/, instruments/, cli/, examples/ and include/ point only downwards.
+"""Checks that #include lines of src/, python/compat/, instruments/, cli/, examples/ and include/ point only downwards.
 
 A folder may include folders of lower layers and public headers. Folders of one layer do not include
 each other; plan may include the scalar definitions of quant. A folder of instruments/ sees of src/ only core and
@@ -72,12 +72,12 @@ def offence(folder, quoted, target):
 
 def main(root):
     offences, num_files = [], 0
-    for path in sorted(p for top in ("src", "instruments", "cli", "examples", "include") for p in (root / top).rglob("*")):
+    for path in sorted(p for top in ("src", "python/compat", "instruments", "cli", "examples", "include") for p in (root / top).rglob("*")):
         if path.suffix not in (".h", ".cpp", ".cu", ".cuh"):
             continue
         num_files += 1
         parts = path.relative_to(root).parts
-        folder = parts[1] if parts[0] in ("src", "instruments") else parts[0]
+        folder = parts[1] if parts[0] in ("src", "instruments", "python") else parts[0]
         if folder not in LEVEL and folder not in ("include", "examples"):
             offences.append(f"{path.relative_to(root)}:1: {parts[0]}/{folder} is in no layer; add it to LAYERS")
             continue

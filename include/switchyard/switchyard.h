@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// switchyard.h: the whole library in one include. Calls shaped like DeepEP's and FlashInfer's are a
-// library of their own: switchyard/compat/.
+// switchyard.h: the whole library in one include.
 #pragma once
 
 #include "switchyard/activation.h"
 #include "switchyard/all2all_backend.h"
+#include "switchyard/collectives.h"
 #include "switchyard/device.h"
 #include "switchyard/dtype.h"
 #include "switchyard/eplb.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "switchyard/compat/deep_ep/event.h"
+#include "compat/deep_ep/event.h"
 #include "switchyard/exchange_types.h"
 
 #include "exchange.h"

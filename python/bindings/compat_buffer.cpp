@@ -2,7 +2,7 @@
 //
 // The high-throughput calls of deep_ep.Buffer.
 
-#include "switchyard/compat/deep_ep/buffer.h"
+#include "compat/deep_ep/buffer.h"
 
 #include "compat.h"
 

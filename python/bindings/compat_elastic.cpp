@@ -2,7 +2,7 @@
 //
 // deep_ep.ElasticBuffer.
 
-#include "switchyard/compat/deep_ep/elastic_buffer.h"
+#include "compat/deep_ep/elastic_buffer.h"
 
 #include "compat.h"
 #include "errors.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "compat.h"
-#include "compat/kept_dispatch.h"
 #include "module.h"
 
 namespace switchyard::python {

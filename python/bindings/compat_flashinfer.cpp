@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "switchyard/compat/flashinfer/mnnvl_moe.h"
-#include "switchyard/compat/flashinfer/moe_alltoall.h"
+#include "compat/flashinfer/mnnvl_moe.h"
+#include "compat/flashinfer/moe_alltoall.h"
 
 #include "compat.h"
 

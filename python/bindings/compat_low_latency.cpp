@@ -2,7 +2,7 @@
 //
 // The low-latency calls of deep_ep.Buffer. Arguments of a call with a hook live until it has run.
 
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
+#include "compat/deep_ep/low_latency_buffer.h"
 
 #include "compat.h"
 

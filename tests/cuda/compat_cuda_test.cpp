@@ -5,12 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include "switchyard/compat/deep_ep/buffer.h"
-#include "switchyard/compat/deep_ep/elastic_buffer.h"
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
-#include "switchyard/compat/flashinfer/mnnvl_moe.h"
-#include "switchyard/compat/flashinfer/moe_alltoall.h"
-
+#include "compat/deep_ep/buffer.h"
+#include "compat/deep_ep/elastic_buffer.h"
+#include "compat/deep_ep/low_latency_buffer.h"
+#include "compat/flashinfer/mnnvl_moe.h"
+#include "compat/flashinfer/moe_alltoall.h"
 #include "core/round_up.h"
 #include "cuda/compat_place.h"
 #include "cuda/cuda_graph.h"

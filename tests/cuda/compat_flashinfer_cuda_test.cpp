@@ -5,10 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "switchyard/compat/collectives.h"
-#include "switchyard/compat/flashinfer/mnnvl_moe.h"
-#include "switchyard/compat/flashinfer/moe_alltoall.h"
+#include "switchyard/collectives.h"
 
+#include "compat/flashinfer/mnnvl_moe.h"
+#include "compat/flashinfer/moe_alltoall.h"
 #include "core/round_up.h"
 #include "cuda/compat_place.h"
 #include "cuda/cuda_graph.h"

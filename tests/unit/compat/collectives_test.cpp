@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/collectives.h"
+#include "switchyard/collectives.h"
 
 #include <algorithm>
 #include <vector>

@@ -6,8 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
-
+#include "compat/deep_ep/low_latency_buffer.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "unit/compat/compat_batch.h"

@@ -4,8 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "switchyard/compat/flashinfer/mnnvl_moe.h"
-
+#include "compat/flashinfer/mnnvl_moe.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "unit/compat/compat_batch.h"

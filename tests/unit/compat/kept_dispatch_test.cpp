@@ -3,7 +3,7 @@
 // What the compat views rely on: routing without rows, handles that can be used again, and places
 // that do not depend on the exchange.
 
-#include "compat/kept_dispatch.h"
+#include "compat/arguments.h"
 
 #include <gtest/gtest.h>
 

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "switchyard/compat/collectives.h"
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
-#include "switchyard/compat/flashinfer/moe_alltoall.h"
+#include "switchyard/collectives.h"
 #include "switchyard/prepare_finalize.h"
 
+#include "compat/deep_ep/low_latency_buffer.h"
+#include "compat/flashinfer/moe_alltoall.h"
 #include "unit/exchange/small_exchange.h"
 
 namespace switchyard {

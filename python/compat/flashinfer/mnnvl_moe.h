@@ -21,7 +21,6 @@
 
 #include "switchyard/exchange_config.h"
 #include "switchyard/exchange_types.h"
-#include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
@@ -63,7 +62,7 @@ struct MnnvlMoeOptions {
 /// that holds it is gone.
 ///
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted.
-class SWITCHYARD_API MnnvlMoe {
+class MnnvlMoe {
  public:
   /// Over the ranks of the group. Collective.
   MnnvlMoe(const Group& group, const MnnvlMoeOptions& options,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "compat/payload_exchange.h"
+#include "exchange/pool/payload_exchange.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/collectives.h"
+#include "switchyard/collectives.h"
 
 #include <algorithm>
 
-#include "compat/payload_exchange.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"
+#include "exchange/pool/payload_exchange.h"
 
 namespace switchyard {
 namespace {

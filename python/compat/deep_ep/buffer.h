@@ -22,12 +22,12 @@
 #include <memory>
 #include <vector>
 
-#include "switchyard/compat/deep_ep/event.h"
 #include "switchyard/exchange_types.h"
-#include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
+
+#include "compat/deep_ep/event.h"
 
 namespace switchyard::deep_ep {
 
@@ -101,7 +101,7 @@ struct BufferCombined {
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
-class SWITCHYARD_API Buffer {
+class Buffer {
  public:
   /// Over the ranks of the group. Collective.
   Buffer(const Group& group, const BufferOptions& options,

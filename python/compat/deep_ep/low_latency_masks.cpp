@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
-
+#include "compat/deep_ep/low_latency_buffer.h"
 #include "core/fail.h"
 
 namespace switchyard::deep_ep {

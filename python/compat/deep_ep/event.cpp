@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/deep_ep/event.h"
+#include "compat/deep_ep/event.h"
 
 #include "core/fail.h"
 #include "device/compat_rows.h"
@@ -13,6 +13,11 @@ void EventOverlap::current_stream_wait(Stream stream) const {
           "current_stream_wait: the stream is the host's, must be of the GPU; the host waits with "
           "cudaStreamSynchronize");
   on_gpu::wait_event(event_, stream);
+}
+
+EventOverlap event_behind(Stream stream) {
+  if (stream.device().is_cpu()) return {};
+  return EventOverlap(on_gpu::record_event(stream));
 }
 
 }  // namespace switchyard::deep_ep

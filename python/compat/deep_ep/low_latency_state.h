@@ -7,9 +7,8 @@
 
 #include <memory>
 
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
-
-#include "compat/kept_dispatch.h"
+#include "compat/deep_ep/low_latency_buffer.h"
+#include "exchange/pool/kept_dispatch.h"
 
 namespace switchyard::deep_ep {
 

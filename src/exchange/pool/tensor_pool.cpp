@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "compat/tensor_pool.h"
+#include "exchange/pool/tensor_pool.h"
 
 #include <algorithm>
 #include <bit>

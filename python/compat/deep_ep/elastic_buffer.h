@@ -24,13 +24,13 @@
 #include <optional>
 #include <vector>
 
-#include "switchyard/compat/deep_ep/buffer.h"
-#include "switchyard/compat/deep_ep/event.h"
 #include "switchyard/exchange_types.h"
-#include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
+
+#include "compat/deep_ep/buffer.h"
+#include "compat/deep_ep/event.h"
 
 namespace switchyard::deep_ep {
 
@@ -122,7 +122,7 @@ struct ElasticRowSources {
 /// Errors: kInvalidArgument at once; kTimeout, kPeerLost, kAborted. When ranks pass different sizes
 /// or options, they get kInvalidArgument if an Exchange is created for the call, otherwise
 /// kTimeout.
-class SWITCHYARD_API ElasticBuffer {
+class ElasticBuffer {
  public:
   /// Over the ranks of the group. Collective.
   ElasticBuffer(const Group& group, const ElasticBufferOptions& options,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/deep_ep/buffer.h"
+#include "compat/deep_ep/buffer.h"
 
 #include "switchyard/permute.h"
 
-#include "compat/kept_dispatch.h"
+#include "compat/arguments.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"
 #include "device/compat_rows.h"
+#include "exchange/pool/kept_dispatch.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/deep_ep/elastic_buffer.h"
+#include "compat/deep_ep/elastic_buffer.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "compat/kept_dispatch.h"
+#include "compat/arguments.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"
 #include "device/compat_rows.h"
+#include "exchange/pool/kept_dispatch.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 

@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "switchyard/exchange_types.h"
-#include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
@@ -57,7 +56,7 @@ struct MoeDispatchOptions {
 ///
 /// Errors: kInvalidArgument at once; kNotSupported (rank masks: a result without the rows of a rank
 /// must not look complete); kTimeout, kPeerLost, kAborted.
-class SWITCHYARD_API MoeAlltoAll {
+class MoeAlltoAll {
  public:
   /// Over the ranks of the group. Collective.
   MoeAlltoAll(const Group& group, const MoeAlltoAllOptions& options,

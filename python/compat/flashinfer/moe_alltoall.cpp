@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/flashinfer/moe_alltoall.h"
+#include "compat/flashinfer/moe_alltoall.h"
 
 #include <algorithm>
 
-#include "compat/payload_exchange.h"
+#include "compat/arguments.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"
 #include "device/compat_rows.h"
+#include "exchange/pool/payload_exchange.h"
 
 namespace switchyard::flashinfer {
 namespace {

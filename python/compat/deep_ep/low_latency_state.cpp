@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "compat/arguments.h"
 #include "device/compat_rows.h"
 
 namespace switchyard::deep_ep {

@@ -22,13 +22,13 @@
 #include <functional>
 #include <memory>
 
-#include "switchyard/compat/deep_ep/event.h"
 #include "switchyard/exchange_config.h"
 #include "switchyard/exchange_types.h"
-#include "switchyard/export.h"
 #include "switchyard/group.h"
 #include "switchyard/stream.h"
 #include "switchyard/tensor.h"
+
+#include "compat/deep_ep/event.h"
 
 namespace switchyard::deep_ep {
 
@@ -82,7 +82,7 @@ struct LowLatencyDispatched {
   std::function<void()> hook;                ///< with return_recv_hook: every rank calls it once
 
   /// With return_recv_hook, what lies there is undefined until the hook has run.
-  SWITCHYARD_API const LowLatencyRows& rows() const;
+  const LowLatencyRows& rows() const;
 };
 
 /// Keywords of low_latency_combine.
@@ -117,7 +117,7 @@ struct LowLatencyCombined {
 /// dispatch_wait_recv_cost_stats, because only the host measures waits); kTimeout, kPeerLost and
 /// kAborted, after which the group can only be destroyed. Hooks are receive phases: every rank
 /// calls them, in the same order.
-class SWITCHYARD_API LowLatencyBuffer {
+class LowLatencyBuffer {
  public:
   /// Over the ranks of the group. Collective.
   explicit LowLatencyBuffer(const Group& group, const ExchangeOptions& exchange_options = {});

@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "switchyard/export.h"
 #include "switchyard/stream.h"
 
 namespace switchyard::deep_ep {
@@ -16,16 +15,18 @@ namespace switchyard::deep_ep {
 class EventOverlap {
  public:
   EventOverlap() = default;
-  /// Internal to the library.
   explicit EventOverlap(std::shared_ptr<void> event) : event_(std::move(event)) {}
 
   /// What comes next in `stream` waits for the call. Without an event nothing happens.
   ///
   /// Errors: kInvalidArgument when a call on a GPU is to be waited for in the host's stream.
-  SWITCHYARD_API void current_stream_wait(Stream stream = Stream::host()) const;
+  void current_stream_wait(Stream stream = Stream::host()) const;
 
  private:
   std::shared_ptr<void> event_;
 };
+
+/// Behind what the stream has so far; on CPUs empty.
+EventOverlap event_behind(Stream stream);
 
 }  // namespace switchyard::deep_ep

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/flashinfer/mnnvl_moe.h"
+#include "compat/flashinfer/mnnvl_moe.h"
 
 #include <algorithm>
 
-#include "switchyard/compat/collectives.h"
+#include "switchyard/collectives.h"
 
-#include "compat/payload_exchange.h"
+#include "compat/arguments.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"
 #include "device/compat_rows.h"
+#include "exchange/pool/payload_exchange.h"
 #include "plan/expert_ownership.h"
 #include "plan/id_tensor.h"
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "compat/kept_dispatch.h"
+#include "exchange/pool/kept_dispatch.h"
 
 namespace switchyard {
 

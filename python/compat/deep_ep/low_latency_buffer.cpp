@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "switchyard/compat/deep_ep/low_latency_buffer.h"
+#include "compat/deep_ep/low_latency_buffer.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "compat/arguments.h"
 #include "compat/deep_ep/low_latency_state.h"
 #include "core/fail.h"
 #include "core/format.h"
