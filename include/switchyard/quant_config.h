@@ -66,25 +66,26 @@ class SWITCHYARD_API QuantConfig {
 
   /// Any pair. quant_dtype: none, fp8_e4m3, int8, nvfp4, mxfp4, mxfp6_*, mxfp8. weight_dtype: any
   /// of these or int4; absent: quant_dtype.
-  static QuantConfig make(const MakeQuantOptions& options);
+  static QuantConfig make(const QuantOptions& options);
   /// @{ One builder per pair of activations and weights; docs/configuration.md has the table. Each
-  /// throws kInvalidArgument with a message that names the broken rule.
+  /// throws kInvalidArgument with a message that names the broken rule, or the option that it does
+  /// not take.
   static QuantConfig unquantized();
-  static QuantConfig fp8_w8a8(const Fp8W8A8Options& options);
-  static QuantConfig int8_w8a8(const Int8W8A8Options& options);
-  static QuantConfig mxfp4_w4a16(const WeightOnlyOptions& options);
-  static QuantConfig ocp_mx(const OcpMxOptions& options);
-  static QuantConfig nvfp4(const Nvfp4Options& options);
-  static QuantConfig int4_w4a16(const IntWeightOptions& options);
-  static QuantConfig int8_w8a16(const IntWeightOptions& options);
-  static QuantConfig biased(const BiasedOptions& options);
-  static QuantConfig gptq_marlin(const GptqMarlinOptions& options);
-  static QuantConfig mxfp4_mxfp8(const Mxfp4Mxfp8Options& options);
-  static QuantConfig mxfp4_w4a8(const Mxfp4W4A8Options& options);
-  static QuantConfig mxfp4(const Mxfp4Options& options);
-  static QuantConfig nvfp4_w4a16(const Nvfp4W4A16Options& options);
-  static QuantConfig fp8_w8a16(const WeightOnlyOptions& options);
-  static QuantConfig int4_w4afp8(const Int4W4AFp8Options& options);
+  static QuantConfig fp8_w8a8(const QuantOptions& options);
+  static QuantConfig int8_w8a8(const QuantOptions& options);
+  static QuantConfig mxfp4_w4a16(const QuantOptions& options);
+  static QuantConfig ocp_mx(const QuantOptions& options);
+  static QuantConfig nvfp4(const QuantOptions& options);
+  static QuantConfig int4_w4a16(const QuantOptions& options);
+  static QuantConfig int8_w8a16(const QuantOptions& options);
+  static QuantConfig biased(const QuantOptions& options);
+  static QuantConfig gptq_marlin(const QuantOptions& options);
+  static QuantConfig mxfp4_mxfp8(const QuantOptions& options);
+  static QuantConfig mxfp4_w4a8(const QuantOptions& options);
+  static QuantConfig mxfp4(const QuantOptions& options);
+  static QuantConfig nvfp4_w4a16(const QuantOptions& options);
+  static QuantConfig fp8_w8a16(const QuantOptions& options);
+  static QuantConfig int4_w4afp8(const QuantOptions& options);
   /// @}
 
   /// @{ Inputs (a) and weights (w) of the first and the second GEMM.

@@ -131,11 +131,11 @@ struct Builder {
 
 std::vector<Builder> builders() {
   using D = QuantDType;
-  IntWeightOptions grouped;
+  QuantOptions grouped;
   grouped.block_shape = BlockShape{0, 128};
-  Fp8W8A8Options token;
+  QuantOptions token;
   token.per_act_token_quant = true;
-  Int8W8A8Options int8_token;
+  QuantOptions int8_token;
   int8_token.per_act_token_quant = true;
   return {{"unquantized", QuantConfig::unquantized(), D::kNone, D::kNone, {}},
           {"fp8_w8a8", QuantConfig::fp8_w8a8({}), D::kFp8E4M3, D::kFp8E4M3, "fp8_w8a8"},

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "compat/deep_ep/event.h"
 #include "switchyard/exchange_types.h"
 
+#include "compat/deep_ep/event.h"
 #include "exchange.h"
 #include "group.h"
 #include "owned.h"

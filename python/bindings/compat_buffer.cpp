@@ -2,9 +2,8 @@
 //
 // The high-throughput calls of deep_ep.Buffer.
 
-#include "compat/deep_ep/buffer.h"
-
 #include "compat.h"
+#include "compat/deep_ep/buffer.h"
 
 #include <nanobind/stl/vector.h>
 

@@ -2,9 +2,8 @@
 //
 // deep_ep.ElasticBuffer.
 
-#include "compat/deep_ep/elastic_buffer.h"
-
 #include "compat.h"
+#include "compat/deep_ep/elastic_buffer.h"
 #include "errors.h"
 
 #include <nanobind/stl/vector.h>

@@ -13,7 +13,7 @@ void bind_compat_event(nb::module_& m) {
             const Device place = device_from(device);
             Arrays arrays(stream);
             arrays.prefer_torch();
-            new (self) PyEvent{event_behind(arrays.stream(place)), place};
+            new (self) PyEvent{deep_ep::event_behind(arrays.stream(place)), place};
           },
           nb::arg("device") = "cpu", nb::arg("stream").none() = nb::none(),
           nb::sig("def __init__(self, device: DeviceLike = 'cpu', stream: StreamLike = None) -> "

@@ -4,10 +4,9 @@
 
 #include <optional>
 
+#include "compat.h"
 #include "compat/flashinfer/mnnvl_moe.h"
 #include "compat/flashinfer/moe_alltoall.h"
-
-#include "compat.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>

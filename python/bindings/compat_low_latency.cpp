@@ -2,9 +2,8 @@
 //
 // The low-latency calls of deep_ep.Buffer. Arguments of a call with a hook live until it has run.
 
-#include "compat/deep_ep/low_latency_buffer.h"
-
 #include "compat.h"
+#include "compat/deep_ep/low_latency_buffer.h"
 
 namespace switchyard::python {
 namespace {

@@ -25,6 +25,15 @@ struct Field<QuantDType> {
   static std::string type() { return literal_of<QuantDType>() + " | None"; }
 };
 
+template <>
+struct Field<BlockShape> {
+  static BlockShape from(nb::handle value) {
+    return {nb::cast<std::int32_t>(value[0]), nb::cast<std::int32_t>(value[1])};
+  }
+  static nb::object to(const BlockShape& value) { return nb::make_tuple(value[0], value[1]); }
+  static std::string type() { return "tuple[int, int]"; }
+};
+
 /// Keeps the arrays that it was made from.
 struct PyQuantConfig {
   QuantConfig config;

@@ -4,188 +4,67 @@
 
 #include "switchyard/quant_config.h"
 
-#include <array>
-#include <functional>
-#include <string>
-#include <utility>
+#include <optional>
+#include <string_view>
 
 #include "switchyard/c/config.h"
 
 #include "capi/layer_config.h"
 #include "capi/names.h"
 #include "capi/objects.h"
-#include "capi/quant_fields.h"
 #include "capi/sized.h"
+#include "capi/tensors.h"
+#include "core/fail.h"
+#include "moe/config/quant_builders.h"
 
 namespace switchyard::capi {
 namespace {
 
-QuantConfig make(QuantFields& f) {
-  MakeQuantOptions o;
-  o.quant_dtype =
-      f.dtype(&sy_quant_options::quant_dtype, "quant_dtype").value_or(QuantDType::kNone);
-  o.weight_dtype = f.dtype(&sy_quant_options::weight_dtype, "weight_dtype");
-  o.block_shape = f.block();
-  f.flags(o);
-  f.scales_of_weights(o);
-  f.scales_of_activations(o);
-  f.alphas(o);
-  f.global_scales(o);
-  f.biases(o);
-  f.zero_points(o);
-  o.extras = f.extras();
-  return QuantConfig::make(o);
+std::optional<QuantDType> dtype_of(const char* given, const char* name) {
+  return given == nullptr ? std::nullopt : std::optional(named<QuantDType>(given, name));
+}
+std::optional<float> number_of(const float* given) {
+  return given == nullptr ? std::nullopt : std::optional(*given);
 }
 
-QuantConfig fp8_w8a8(QuantFields& f) {
-  Fp8W8A8Options o;
-  o.block_shape = f.block();
-  f.flags(o);
-  f.scales_of_weights(o);
-  f.scales_of_activations(o);
-  f.alphas(o);
-  f.global_scales(o);
-  f.biases(o);
-  o.extras = f.extras();
-  return QuantConfig::fp8_w8a8(o);
-}
-
-QuantConfig int8_w8a8(QuantFields& f) {
-  Int8W8A8Options o;
-  f.scales_of_weights(o);
-  f.scales_of_activations(o);
-  f.biases(o);
-  o.per_act_token_quant = f.value(&sy_quant_options::per_act_token_quant);
-  return QuantConfig::int8_w8a8(o);
-}
-
-WeightOnlyOptions weight_only(QuantFields& f) {
-  WeightOnlyOptions o;
-  f.scales_of_weights(o);
-  f.biases(o);
-  o.block_shape = f.block();
-  o.extras = f.extras();
+QuantOptions options_of(const sy_quant_options& from) {
+  QuantOptions o;
+  o.quant_dtype = dtype_of(from.quant_dtype, "quant_dtype");
+  o.weight_dtype = dtype_of(from.weight_dtype, "weight_dtype");
+  o.per_act_token_quant = from.per_act_token_quant;
+  o.per_out_ch_quant = from.per_out_ch_quant;
+  const BlockShape block{from.block_shape[0], from.block_shape[1]};
+  if (block != BlockShape{}) o.block_shape = block;
+  o.w1_scale = optional_view(from.w1_scale, "w1_scale");
+  o.w2_scale = optional_view(from.w2_scale, "w2_scale");
+  o.a1_scale = optional_view(from.a1_scale, "a1_scale");
+  o.a2_scale = optional_view(from.a2_scale, "a2_scale");
+  o.g1_alphas = optional_view(from.g1_alphas, "g1_alphas");
+  o.g2_alphas = optional_view(from.g2_alphas, "g2_alphas");
+  o.a1_gscale = optional_view(from.a1_gscale, "a1_gscale");
+  o.a2_gscale = optional_view(from.a2_gscale, "a2_gscale");
+  o.w1_bias = optional_view(from.w1_bias, "w1_bias");
+  o.w2_bias = optional_view(from.w2_bias, "w2_bias");
+  o.w1_zp = optional_view(from.w1_zp, "w1_zp");
+  o.w2_zp = optional_view(from.w2_zp, "w2_zp");
+  if (from.weight_bits != 0) o.weight_bits = from.weight_bits;
+  if (from.group_size != 0) o.group_size = from.group_size;
+  o.extras = {.is_scale_swizzled = !from.no_is_scale_swizzled,
+              .gemm1_alpha = number_of(from.gemm1_alpha),
+              .gemm1_beta = number_of(from.gemm1_beta),
+              .gemm1_clamp_limit = number_of(from.gemm1_clamp_limit),
+              .mx_alignment = from.mx_alignment,
+              .scale_format = named(from.scale_format, "scale_format", ScaleFormat::kF32)};
   return o;
 }
 
-IntWeightOptions int_weights(QuantFields& f) {
-  IntWeightOptions o;
-  f.scales_of_weights(o);
-  f.zero_points(o);
-  f.biases(o);
-  f.global_scales(o);
-  o.block_shape = f.block();
-  o.extras = f.extras();
-  return o;
-}
-
-QuantConfig ocp_mx(QuantFields& f) {
-  OcpMxOptions o;
-  o.quant_dtype =
-      f.dtype(&sy_quant_options::quant_dtype, "quant_dtype").value_or(QuantDType::kMxfp4);
-  o.weight_dtype = f.dtype(&sy_quant_options::weight_dtype, "weight_dtype");
-  f.scales_of_weights(o);
-  f.scales_of_activations(o);
-  f.biases(o);
-  o.block_shape = f.block();
-  o.extras = f.extras();
-  return QuantConfig::ocp_mx(o);
-}
-
-QuantConfig nvfp4(QuantFields& f) {
-  Nvfp4Options o;
-  f.alphas(o);
-  f.global_scales(o);
-  f.scales_of_weights(o);
-  f.biases(o);
-  o.extras = f.extras();
-  return QuantConfig::nvfp4(o);
-}
-
-QuantConfig gptq_marlin(QuantFields& f) {
-  GptqMarlinOptions o;
-  f.scales_of_weights(o);
-  f.zero_points(o);
-  f.biases(o);
-  const std::int32_t bits = f.value(&sy_quant_options::weight_bits);
-  const std::int32_t group = f.value(&sy_quant_options::group_size);
-  o.weight_bits = bits == 0 ? 4 : bits;
-  o.group_size = group == 0 ? -1 : group;
-  return QuantConfig::gptq_marlin(o);
-}
-
-QuantConfig int4_w4afp8(QuantFields& f) {
-  Int4W4AFp8Options o;
-  f.scales_of_weights(o);
-  f.alphas(o);
-  f.flags(o);
-  o.block_shape = f.block();
-  return QuantConfig::int4_w4afp8(o);
-}
-
-QuantConfig mxfp4_w4a8(QuantFields& f) {
-  Mxfp4W4A8Options o;
-  f.scales_of_weights(o);
-  f.scales_of_activations(o);
-  f.biases(o);
-  o.extras = f.extras();
-  return QuantConfig::mxfp4_w4a8(o);
-}
-
-// The builders whose options are weights' scales, biases or alphas, and extras.
-QuantConfig biased(QuantFields& f) {
-  BiasedOptions o;
-  f.biases(o);
-  o.extras = f.extras();
-  return QuantConfig::biased(o);
-}
-QuantConfig mxfp4_mxfp8(QuantFields& f) {
-  Mxfp4Mxfp8Options o;
-  f.scales_of_weights(o);
-  f.biases(o);
-  o.extras = f.extras();
-  return QuantConfig::mxfp4_mxfp8(o);
-}
-QuantConfig mxfp4(QuantFields& f) {
-  Mxfp4Options o;
-  f.scales_of_weights(o);
-  return QuantConfig::mxfp4(o);
-}
-QuantConfig nvfp4_w4a16(QuantFields& f) {
-  Nvfp4W4A16Options o;
-  f.alphas(o);
-  f.scales_of_weights(o);
-  o.extras = f.extras();
-  return QuantConfig::nvfp4_w4a16(o);
-}
-
-using Builder = QuantConfig (*)(QuantFields&);
-constexpr std::pair<std::string_view, Builder> kBuilders[] = {
-    {"unquantized", [](QuantFields&) { return QuantConfig::unquantized(); }},
-    {"make", make},
-    {"fp8_w8a8", fp8_w8a8},
-    {"int8_w8a8", int8_w8a8},
-    {"mxfp4_w4a16", [](QuantFields& f) { return QuantConfig::mxfp4_w4a16(weight_only(f)); }},
-    {"ocp_mx", ocp_mx},
-    {"nvfp4", nvfp4},
-    {"int4_w4a16", [](QuantFields& f) { return QuantConfig::int4_w4a16(int_weights(f)); }},
-    {"int8_w8a16", [](QuantFields& f) { return QuantConfig::int8_w8a16(int_weights(f)); }},
-    {"biased", biased},
-    {"gptq_marlin", gptq_marlin},
-    {"mxfp4_mxfp8", mxfp4_mxfp8},
-    {"mxfp4_w4a8", mxfp4_w4a8},
-    {"mxfp4", mxfp4},
-    {"nvfp4_w4a16", nvfp4_w4a16},
-    {"fp8_w8a16", [](QuantFields& f) { return QuantConfig::fp8_w8a16(weight_only(f)); }},
-    {"int4_w4afp8", int4_w4afp8}};
-
-Builder builder_of(const char* name) {
+const QuantBuilder& builder_of(const char* name) {
   const std::string_view wanted = text(name, "builder");
-  for (const auto& [known, builder] : kBuilders) {
-    if (known == wanted) return builder;
+  for (const QuantBuilder& builder : quant_builders()) {
+    if (builder.name == wanted) return builder;
   }
-  check(false, "builder is \"{}\", must be one of those in docs/configuration.md", wanted);
-  return nullptr;
+  fail(Errc::kInvalidArgument, "builder is \"{}\", must be one of those in docs/configuration.md",
+       wanted);
 }
 
 const char* scheme_name_of(const QuantConfig& config) {
@@ -213,10 +92,8 @@ sy_status sy_quant_config_create(const char* builder, const sy_quant_options* op
                                  sy_quant_config** config) {
   return call(__func__, [&] {
     sy_quant_config*& result = out(config, "config");
-    QuantFields fields(read_sized(options, "options"));
-    QuantConfig made = builder_of(builder)(fields);
-    fields.check_all_read(builder);
-    result = give<sy_quant_config>(std::move(made));
+    const QuantOptions given = options_of(read_sized(options, "options"));
+    result = give<sy_quant_config>(builder_of(builder).build(given));
   });
 }
 

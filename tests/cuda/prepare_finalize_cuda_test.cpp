@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every policy of the prepare/finalize classes, split calls, quantized results and f32 outputs have
-// the bits of the CPU on GPUs. What else they hand out and accept is compared in instruments/conformance.
-// Ranks are threads; with fewer GPUs than ranks some share a GPU.
+// the bits of the CPU on GPUs. What else they hand out and accept is compared in
+// instruments/conformance. Ranks are threads; with fewer GPUs than ranks some share a GPU.
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_batched and the fused activation on a GPU against the CPU, where instruments/conformance does
-// not try them; all memory is compared. Needs a GPU; skips without one.
+// quantize_batched and the fused activation on a GPU against the CPU, where instruments/conformance
+// does not try them; all memory is compared. Needs a GPU; skips without one.
 
 #include "switchyard/quantize_batched.h"
 

@@ -71,7 +71,7 @@ typedef struct sy_quant_options {
   size_t struct_size;
   const char* quant_dtype;   ///< "make" and "ocp_mx": "fp8_e4m3", "int8", "mxfp4", ...
   const char* weight_dtype;  ///< the same; NULL: quant_dtype
-  /// @{ Fields of MakeQuantOptions and QuantExtras; NULL: absent.
+  /// @{ Fields of QuantOptions and QuantExtras; NULL: absent.
   const sy_tensor *w1_scale, *w2_scale;
   const sy_tensor *a1_scale, *a2_scale;
   const sy_tensor *a1_gscale, *a2_gscale;

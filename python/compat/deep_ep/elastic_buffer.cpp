@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compat/arguments.h"
+#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"

@@ -8,6 +8,7 @@
 
 #include "compat/arguments.h"
 #include "compat/deep_ep/low_latency_state.h"
+#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"

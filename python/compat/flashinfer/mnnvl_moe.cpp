@@ -7,6 +7,7 @@
 #include "switchyard/collectives.h"
 
 #include "compat/arguments.h"
+#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "compat/arguments.h"
+#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """EPHandle.recv_src_metadata and dst_buffer_slot_idx on GPUs: computed with torch, in its current stream, without a
-wait. On CPUs they come with the dispatch (src/compat/deep_ep/elastic_buffer.cpp), in the same form."""
+wait. On CPUs they come with the dispatch (python/compat/deep_ep/elastic_buffer.cpp), in the same form."""
 from __future__ import annotations
 
 from typing import Any

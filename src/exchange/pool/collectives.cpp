@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/bytes.h"
 #include "core/fail.h"
 #include "core/format.h"
 #include "core/live.h"

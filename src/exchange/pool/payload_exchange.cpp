@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/bytes.h"
 #include "core/check_matrix.h"
 #include "core/fail.h"
 #include "core/format.h"

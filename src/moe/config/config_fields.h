@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// config_fields.h: the fields of a layer's sizes and of how ranks share it.
+// config_fields.h: the fields of a layer's sizes, of how ranks share it and of its quantization.
 #pragma once
 
 #include "switchyard/moe_config.h"
 #include "switchyard/parallel_config.h"
+#include "switchyard/quant_config_options.h"
 
 #include "core/fields.h"
 
@@ -61,6 +62,44 @@ inline constexpr auto kFields<MoEConfig> = std::tuple{
           "None: intermediate / tp_size."),
     field("experts_per_rank", &MoEConfig::experts_per_rank,
           "How many experts each of the ep_size ranks holds; empty: equal numbers."),
+};
+
+template <>
+inline constexpr auto kFields<QuantExtras> = std::tuple{
+    field("is_scale_swizzled", &QuantExtras::is_scale_swizzled,
+          "Scales of nvfp4 and mxfp8 are tiles, not rows."),
+    field("gemm1_alpha", &QuantExtras::gemm1_alpha, "Of the activation of GPT-OSS."),
+    field("gemm1_beta", &QuantExtras::gemm1_beta, "Likewise."),
+    field("gemm1_clamp_limit", &QuantExtras::gemm1_clamp_limit, "Likewise."),
+    field("mx_alignment", &QuantExtras::mx_alignment,
+          "mxfp8: pads H to a multiple of it; 0: no padding."),
+    field("scale_format", &QuantExtras::scale_format, "Of fp8 block scales of activations."),
+};
+
+/// But for extras, a struct of its own.
+template <>
+inline constexpr auto kFields<QuantOptions> = std::tuple{
+    field("quant_dtype", &QuantOptions::quant_dtype, "Of activations."),
+    field("weight_dtype", &QuantOptions::weight_dtype, "None: quant_dtype."),
+    field("per_act_token_quant", &QuantOptions::per_act_token_quant, "One scale per row."),
+    field("per_out_ch_quant", &QuantOptions::per_out_ch_quant,
+          "Weights: one scale per output channel."),
+    field("block_shape", &QuantOptions::block_shape, "Rows and columns that share a scale."),
+    field("w1_scale", &QuantOptions::w1_scale, "Of the first GEMM's weights."),
+    field("w2_scale", &QuantOptions::w2_scale, "Of the second GEMM's weights."),
+    field("a1_scale", &QuantOptions::a1_scale, "Static, of the first GEMM's input."),
+    field("a2_scale", &QuantOptions::a2_scale, "Static, of the second GEMM's input."),
+    field("g1_alphas", &QuantOptions::g1_alphas, "Of the first GEMM's output."),
+    field("g2_alphas", &QuantOptions::g2_alphas, "Of the second GEMM's output."),
+    field("a1_gscale", &QuantOptions::a1_gscale, "1 / a1_scale."),
+    field("a2_gscale", &QuantOptions::a2_gscale, "1 / a2_scale."),
+    field("w1_bias", &QuantOptions::w1_bias, "Added to the first GEMM's output."),
+    field("w2_bias", &QuantOptions::w2_bias, "Added to the second GEMM's output."),
+    field("w1_zp", &QuantOptions::w1_zp, "Zero points of integer weights."),
+    field("w2_zp", &QuantOptions::w2_zp, "Likewise."),
+    field("weight_bits", &QuantOptions::weight_bits, "gptq_marlin: 4 or 8."),
+    field("group_size", &QuantOptions::group_size,
+          "gptq_marlin: inputs that share a scale; -1: all."),
 };
 
 }  // namespace switchyard

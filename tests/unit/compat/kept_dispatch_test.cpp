@@ -3,10 +3,9 @@
 // What the compat views rely on: routing without rows, handles that can be used again, and places
 // that do not depend on the exchange.
 
-#include "compat/arguments.h"
-
 #include <gtest/gtest.h>
 
+#include "compat/arguments.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "unit/compat/compat_batch.h"

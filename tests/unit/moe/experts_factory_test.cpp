@@ -67,13 +67,13 @@ TEST(ExpertsFactoryTest, ScalesByBlockAndByOutput) {
     const Problem problem = problem_of({is_int8 ? DType::kI8 : DType::kE4M3, DType::kF32, block});
     const Tensor w1 = joined(problem.gate.values, problem.up.values);
     const Tensor scale = joined(problem.gate.scales, problem.up.scales);
-    QuantConfig quant = QuantConfig::int8_w8a16({.w1_scale = scale.view(),
-                                                 .w2_scale = problem.down.scales.view(),
-                                                 .block_shape = BlockShape{0, 32}});
+    QuantConfig quant = QuantConfig::int8_w8a16({.block_shape = BlockShape{0, 32},
+                                                 .w1_scale = scale.view(),
+                                                 .w2_scale = problem.down.scales.view()});
     ExpertOptions options;
     if (!is_int8) {
       const bool is_block = block == weight_blocks::k128x128;
-      Fp8W8A8Options fp8{.w1_scale = scale.view(), .w2_scale = problem.down.scales.view()};
+      QuantOptions fp8{.w1_scale = scale.view(), .w2_scale = problem.down.scales.view()};
       if (is_block) fp8.block_shape = BlockShape{128, 128};
       fp8.per_act_token_quant = !is_block;
       fp8.per_out_ch_quant = !is_block;
@@ -95,7 +95,7 @@ TEST(ExpertsFactoryTest, ScalesByTensor) {
   const std::vector<float> a2{0.01f, 0.02f, 0.04f};
   for (const bool is_static : {false, true}) {
     for (const bool is_token : {false, true}) {
-      Fp8W8A8Options fp8{.w1_scale = flat1, .w2_scale = flat2};
+      QuantOptions fp8{.w1_scale = flat1, .w2_scale = flat2};
       fp8.per_act_token_quant = is_token;
       ExpertOptions options;
       options.intermediate = is_token ? schemes::kFp8Token : schemes::kFp8Tensor;
@@ -128,17 +128,17 @@ TEST(ExpertsFactoryTest, AlphasOfNvfp4) {
   options.intermediate = schemes::kNvfp4;
   options.intermediate_scale = one;
   expect_same(problem, weights, options, w1, problem.down.values,
-              QuantConfig::nvfp4({.g1_alphas = g1,
+              QuantConfig::nvfp4({.w1_scale = scale.view(),
+                                  .w2_scale = problem.down.scales.view(),
+                                  .g1_alphas = g1,
                                   .g2_alphas = g2,
                                   .a1_gscale = one,
-                                  .a2_gscale = one,
-                                  .w1_scale = scale.view(),
-                                  .w2_scale = problem.down.scales.view()}));
+                                  .a2_gscale = one}));
   expect_same(problem, weights, {}, w1, problem.down.values,
-              QuantConfig::nvfp4_w4a16({.g1_alphas = problem.gate.alpha,
-                                        .g2_alphas = problem.down.alpha,
-                                        .w1_scale = scale.view(),
-                                        .w2_scale = problem.down.scales.view()}));
+              QuantConfig::nvfp4_w4a16({.w1_scale = scale.view(),
+                                        .w2_scale = problem.down.scales.view(),
+                                        .g1_alphas = problem.gate.alpha,
+                                        .g2_alphas = problem.down.alpha}));
 }
 
 TEST(ExpertsFactoryTest, AlphasNeedTheScaleOfTheActivations) {
@@ -149,11 +149,11 @@ TEST(ExpertsFactoryTest, AlphasNeedTheScaleOfTheActivations) {
   const TensorView three(alphas.data(), DType::kF32, {1, 3});
   const TensorView two(alphas.data(), DType::kF32, {2});
   const auto refuse = [&](const char* words, const TensorView& g1, const TensorView& a1) {
-    const QuantConfig quant = QuantConfig::nvfp4({.g1_alphas = g1,
+    const QuantConfig quant = QuantConfig::nvfp4({.w1_scale = scale.view(),
+                                                  .w2_scale = problem.down.scales.view(),
+                                                  .g1_alphas = g1,
                                                   .a1_gscale = a1,
-                                                  .a2_gscale = three,
-                                                  .w1_scale = scale.view(),
-                                                  .w2_scale = problem.down.scales.view()});
+                                                  .a2_gscale = three});
     expect_error(Errc::kInvalidArgument, words,
                  [&] { make_experts("exact", w1, problem.down.values, quant); });
   };
@@ -193,7 +193,7 @@ TEST(ExpertsFactoryTest, WhatDoesNotFitIsRefused) {
     expect_error(code, words, [&] { make_experts("exact", w1, problem.down.values, quant); });
   };
   const auto fp8 = [&](auto&& change) {
-    Fp8W8A8Options options{.w1_scale = scale, .w2_scale = scale};
+    QuantOptions options{.w1_scale = scale, .w2_scale = scale};
     change(options);
     return QuantConfig::fp8_w8a8(options);
   };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call may vary, for every class, besides what instruments/conformance compares with the oracle:
-// weights on the input, rows that the experts quantize, and two calls at once.
+// What a call may vary, for every class, besides what instruments/conformance compares with the
+// oracle: weights on the input, rows that the experts quantize, and two calls at once.
 
 #include <cstring>
 

@@ -49,7 +49,7 @@ MoEConfig layer(B backend, std::int32_t dp_size = 2, std::int32_t dp_rank = 0,
 QuantConfig fp8(std::optional<BlockShape> block = {}, bool per_token = false,
                 TensorView a1_scale = {}) {
   return QuantConfig::fp8_w8a8(
-      {.a1_scale = a1_scale, .per_act_token_quant = per_token, .block_shape = block});
+      {.per_act_token_quant = per_token, .block_shape = block, .a1_scale = a1_scale});
 }
 
 QuantConfig nvfp4(bool is_scale_swizzled = true) {

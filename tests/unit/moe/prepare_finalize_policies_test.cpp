@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who weights and sums: every policy that a class supports gives the output of the layer, which
-// instruments/conformance compares with the oracle, and the others are refused with nothing sent. Weights
-// are powers of two, so weighting a row before or after rounding gives the same result.
+// instruments/conformance compares with the oracle, and the others are refused with nothing sent.
+// Weights are powers of two, so weighting a row before or after rounding gives the same result.
 
 #include <cmath>
 #include <limits>

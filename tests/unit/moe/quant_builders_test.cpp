@@ -188,12 +188,12 @@ TEST(QuantBuildersTest, EveryTensorGoesToItsSlot) {
 }
 
 TEST(QuantBuildersTest, NamedBuildersPassTheirTensorsOn) {
-  const auto nvfp4 = QuantConfig::nvfp4({.g1_alphas = view(0),
+  const auto nvfp4 = QuantConfig::nvfp4({.w1_scale = view(4),
+                                         .w2_scale = view(5),
+                                         .g1_alphas = view(0),
                                          .g2_alphas = view(1),
                                          .a1_gscale = view(2),
                                          .a2_gscale = view(3),
-                                         .w1_scale = view(4),
-                                         .w2_scale = view(5),
                                          .extras = {.is_scale_swizzled = false}});
   EXPECT_TRUE(is_view(nvfp4.g1_alphas(), 0) && is_view(nvfp4.g2_alphas(), 1));
   EXPECT_TRUE(is_view(nvfp4.a1_gscale(), 2) && is_view(nvfp4.a2_gscale(), 3));
@@ -201,7 +201,7 @@ TEST(QuantBuildersTest, NamedBuildersPassTheirTensorsOn) {
   EXPECT_FALSE(nvfp4.is_scale_swizzled());
 
   const auto int4 = QuantConfig::int4_w4a16(
-      {.w1_zp = view(0), .w2_zp = view(1), .w2_bias = view(2), .a1_gscale = view(3)});
+      {.a1_gscale = view(3), .w2_bias = view(2), .w1_zp = view(0), .w2_zp = view(1)});
   EXPECT_TRUE(is_view(int4.w1_zp(), 0) && is_view(int4.w2_zp(), 1));
   EXPECT_TRUE(is_view(int4.w2_bias(), 2) && is_view(int4.a1_gscale(), 3));
   EXPECT_FALSE(int4.w1_bias().has_value());

@@ -21,7 +21,8 @@ constexpr std::int64_t kL = 4;
 constexpr std::int64_t kC = 5;
 constexpr std::int64_t kH = 288;  // two blocks of 128 and a partial one
 
-// instruments/conformance compares every scheme and layout with the oracle, over scales that were zero.
+// instruments/conformance compares every scheme and layout with the oracle, over scales that were
+// zero.
 TEST(QuantizeBatchedTest, ScalesBeyondACountAreCleared) {
   const std::vector<std::int32_t> counts{3, 0, 5, 1};
   const float global = 448.0f * 6.0f / 4.0f;
