@@ -51,8 +51,4 @@ struct All2AllProperties {
 /// Errors: kInvalidArgument when `backend` is not one of the values above.
 SWITCHYARD_API All2AllProperties properties_of(All2AllBackend backend);
 
-/// Properties of the class that needs no backend: one rank, or data parallelism without expert
-/// parallelism.
-inline constexpr All2AllProperties kNoAll2AllProperties{};
-
 }  // namespace switchyard

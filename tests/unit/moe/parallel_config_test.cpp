@@ -180,7 +180,6 @@ TEST(All2AllBackendTest, Properties) {
   const All2AllProperties gather{ActivationFormat::kStandard, false, std::nullopt, false};
   EXPECT_EQ(properties_of(Backend::kAllGatherReduceScatter), gather);
   EXPECT_EQ(properties_of(Backend::kNaive), gather);
-  EXPECT_EQ(kNoAll2AllProperties, gather);
   EXPECT_EQ(properties_of(Backend::kDeepEpLowLatency),
             (All2AllProperties{ActivationFormat::kBatched, true, DType::kI64, true}));
   EXPECT_EQ(properties_of(Backend::kDeepEpV2),
