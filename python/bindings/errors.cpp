@@ -18,6 +18,10 @@
 
 #include <nanobind/stl/string.h>
 
+// What nanobind raises where arguments fit no signature (CMakeLists.txt), instead of TypeError.
+extern "C" PyObject* switchyard_argument_type_error;
+PyObject* switchyard_argument_type_error = PyExc_TypeError;
+
 namespace switchyard::python {
 namespace {
 
@@ -127,6 +131,11 @@ void fail_keyword(std::string_view function, std::string_view name,
 void bind_errors(nb::module_& m) {
   (void)m;
   nb::register_exception_translator(&translate);
+  try {
+    nb::object ours = nb::module_::import_("switchyard.errors").attr("ArgumentTypeError");
+    switchyard_argument_type_error = ours.release().ptr();
+  } catch (const nb::python_error&) {  // the generator of stubs sees the extension alone
+  }
   set_interrupt_check(&has_signal);
 }
 

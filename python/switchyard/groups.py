@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from switchyard._native import (Group, group_from_mpi_handle, local_groups, require_mpi_options, set_log_rank,
                                 why_no_communicators)
-from switchyard.errors import NotAvailableError, SystemCallError, make_error
+from switchyard.errors import ArgumentTypeError, NotAvailableError, SystemCallError, make_error
 
 Result = TypeVar("Result")
 _PREFIX = "switchyard/"
@@ -19,6 +19,10 @@ def from_torch(process_group=None, **options) -> Group:
     """See Group.from_torch."""
     from torch import distributed  # pylint: disable=import-outside-toplevel
 
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise NotAvailableError("from_torch: torch.distributed is not initialized, must be; call init_process_group first")
+    if not (process_group is None or isinstance(process_group, distributed.ProcessGroup)):
+        raise ArgumentTypeError(f"from_torch: process_group is a {type(process_group).__name__}, must be a ProcessGroup of torch or None")
     ranks = distributed.get_process_group_ranks(process_group or distributed.group.WORLD)
     rank = distributed.get_rank(process_group)
     # Every rank must use the same prefix, and every group another one: rank 0 chooses.
@@ -122,6 +126,8 @@ def run_local(size: int, function: Callable[..., Result], *args: Any, timeout_ms
     Returns the results by rank. The first exception of a rank ends the others and is raised here. Threads
     of Python run one at a time except inside calls of this library and of numpy or torch.
     """
+    if not callable(function):
+        raise ArgumentTypeError(f"run_local: function is a {type(function).__name__}, must be callable")
     groups = local_groups(size, timeout_ms)
     results: list[Any] = [None] * size
     errors: list[tuple[bool, int, BaseException]] = []  # (caused by another rank, rank, error) by time

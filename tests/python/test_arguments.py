@@ -10,6 +10,7 @@ import pytest
 
 import switchyard
 from switchyard import Exchange, Experts, InvalidArgumentError, QuantConfig, Tensor, make_prepare_finalize, run_local
+from switchyard.compat import deep_ep
 
 SIZES = {"num_experts": 4, "num_topk": 2, "hidden": 256, "max_tokens_per_rank": 4}
 X = np.ones((4, 256), np.float32)
@@ -191,6 +192,25 @@ def test_wrong_types_of_calls():
             prepare.abandon(0, "not needed")
 
     run_local(1, rank)
+
+
+# What no signature takes is an error of ours, too, in each of the package's layers.
+@pytest.mark.parametrize("call", [
+    lambda: one_rank(lambda g: Exchange(g, **SIZES).dispatch(None, IDS)),
+    lambda: switchyard.balance_experts(np.ones(8)),
+    lambda: switchyard.permute(X, IDS, "4"),
+    lambda: switchyard.Group.from_env(timeout_ms="x"),
+    lambda: run_local("2", len),
+    lambda: run_local(2, None),
+    lambda: one_rank(lambda g: deep_ep.Buffer(g, low_latency_mode=True).low_latency_dispatch(X, IDS, 2**70, 4)),
+    lambda: one_rank(lambda g: deep_ep.Buffer(g, low_latency_mode=True).low_latency_dispatch(None, IDS, 4, 4)),
+    lambda: one_rank(lambda g: deep_ep.Buffer(g).combine(X, None)),
+    lambda: one_rank(lambda g: deep_ep.Buffer(g).dispatch(X, handle=(1, 2))),
+    lambda: one_rank(lambda g: deep_ep.ElasticBuffer(g).combine(X, None)),
+])
+def test_arguments_that_fit_no_signature(call):
+    with pytest.raises(switchyard.errors.ArgumentTypeError, match="must be|The following argument types are supported"):
+        call()
 
 
 def test_numbers_out_of_range():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from switchyard import Device, Group, InvalidArgumentError, NotSupportedError, Tensor
+from switchyard.errors import ArgumentTypeError
 
 
 def is_torch(array: Any) -> bool:
@@ -123,3 +124,18 @@ def group_of(group: Any, comm: Any = None) -> tuple[Group, bool]:
 def refuse(function: str, argument: str, why: str) -> NotSupportedError:
     """The error for an argument that the library does not support."""
     return NotSupportedError(f"{function}: {argument} is given, must not be: {why}")
+
+
+def rows_and_scales(x: Any) -> tuple[Any, Any]:
+    """DeepEP's x: rows, or a pair with their scales."""
+    if not isinstance(x, tuple):
+        return x, None
+    if len(x) != 2:
+        raise InvalidArgumentError(f"dispatch: x is a tuple of {len(x)}, must be rows or (rows, scales)")
+    return x
+
+
+def require_handle(function: str, handle: Any, kind: type) -> None:
+    """Raises unless the handle is one that a dispatch returned."""
+    if not isinstance(handle, kind):
+        raise ArgumentTypeError(f"{function}: handle is a {type(handle).__name__}, must be what dispatch returned")

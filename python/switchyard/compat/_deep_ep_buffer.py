@@ -10,7 +10,8 @@ import numpy
 
 from switchyard import InvalidArgumentError, NotSupportedError
 from switchyard._native import HighThroughputBuffer, LowLatencyBuffer, low_latency_rdma_size_hint
-from switchyard.compat._arrays import as_bool, device_of, group_of, like, permuted, rank_ids, refuse, to_list
+from switchyard.compat._arrays import (as_bool, device_of, group_of, like, permuted, rank_ids, refuse, require_handle, rows_and_scales,
+                                       to_list)
 from switchyard.compat._deep_ep_handle import HighThroughputHandle
 from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap, event_of, wait_for
 from switchyard.compat._gather import Gather
@@ -258,11 +259,12 @@ class Buffer:
         token goes to the ranks of is_token_in_rank, and the list is the ranks' sum of num_tokens_per_expert.
         """
         del num_tokens_per_rank, num_tokens_per_rdma_rank, config, allocate_on_comm_stream
-        rows, scales = x if isinstance(x, tuple) else (x, None)
+        rows, scales = rows_and_scales(x)
         wait_for(previous_event)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise InvalidArgumentError("dispatch: topk_idx or topk_weights is given with a handle, which has the routing; pass neither")
+            require_handle("dispatch", handle, HighThroughputHandle)
             call = handle.buffer.dispatch_again(rows, handle.call, x_scales=scales)
             return self._received(call, rows, scales), None, None, None, None, event_of(call.event, async_finish)
         if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
@@ -302,6 +304,7 @@ class Buffer:
         """
         del config, allocate_on_comm_stream
         wait_for(previous_event)
+        require_handle("combine", handle, HighThroughputHandle)
         terms = [] if bias is None else [one for one in bias if one is not None] if isinstance(bias, tuple) else [bias]
         call = handle.buffer.combine(x, handle.call, topk_weights=topk_weights, bias=terms)
         return like(call.combined_x, x), like(call.combined_topk_weights, x), event_of(call.event, async_finish)

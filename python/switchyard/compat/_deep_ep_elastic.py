@@ -8,7 +8,7 @@ from typing import Any
 from switchyard import Device, ExchangeConfig, Group, InvalidArgumentError, Tensor
 from switchyard._native import ElasticCalls
 from switchyard.compat import _deep_ep_metadata as metadata
-from switchyard.compat._arrays import device_of, group_of, is_torch, like, refuse
+from switchyard.compat._arrays import device_of, group_of, is_torch, like, refuse, require_handle, rows_and_scales
 from switchyard.compat._deep_ep_values import EventHandle, EventOverlap, event_of, wait_for
 
 _FROM_CALL = ("num_max_tokens_per_rank", "num_recv_tokens", "num_expanded_tokens", "num_recv_tokens_per_expert_list")
@@ -184,7 +184,7 @@ class ElasticBuffer:
         and the options are those of its dispatch, and topk_idx must be None; do_zero_padding may be set again.
         """
         del num_sms, num_qps, allocate_on_comm_stream
-        rows, sf = x if isinstance(x, tuple) else (x, None)
+        rows, sf = rows_and_scales(x)
         for event in (previous_event, previous_event_before_epilogue):
             wait_for(event)
         if handle is not None:
@@ -192,6 +192,7 @@ class ElasticBuffer:
                 raise InvalidArgumentError("dispatch: topk_idx is given with a handle, which has the routing; pass None")
             if do_cpu_sync:
                 raise InvalidArgumentError("dispatch: do_cpu_sync is set with a handle, whose counts are known; leave it out")
+            require_handle("dispatch", handle, EPHandle)
             call = handle.native.dispatch_again(rows, handle.call, sf, topk_weights, bool(do_zero_padding))
         else:
             call, handle = self._dispatch_new(rows, sf, topk_idx, topk_weights, num_experts, num_max_tokens_per_rank, {
@@ -232,6 +233,7 @@ class ElasticBuffer:
         del num_sms, num_qps, allocate_on_comm_stream
         for event in (previous_event, previous_event_before_epilogue):
             wait_for(event)
+        require_handle("combine", handle, EPHandle)
         terms = [] if bias is None else [one for one in bias if one is not None] if isinstance(bias, tuple) else [bias]
         call = handle.native.combine(x, handle.call, topk_weights, terms)
         return like(call.combined_x, x), like(call.combined_topk_weights, x), event_of(call.event, async_with_compute_stream)
