@@ -14,6 +14,7 @@
 #include "core/settings.h"
 #include "cuda/base/check.h"
 #include "engine/mesh.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 #include "heap/heap_support.h"
 #include "heap/nccl_heap.h"

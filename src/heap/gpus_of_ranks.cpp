@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/fail.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 #include "heap/heap_support.h"
 

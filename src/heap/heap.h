@@ -57,10 +57,4 @@ std::unique_ptr<Heap> make_same_process_heap(const HeapRequest& request);
 std::unique_ptr<Heap> make_ipc_heap(const HeapRequest& request);
 std::unique_ptr<Heap> make_vmm_heap(const HeapRequest& request);
 
-/// Collective: runs `action` on every rank and returns the results, by rank. If it fails on some
-/// ranks, every rank throws the error of the first of them, which it names. Errors of the group
-/// itself (kTimeout, kPeerLost, kAborted) pass unchanged.
-std::vector<std::string> gather_or_fail(Control& control, const Step& step,
-                                        const std::function<std::string()>& action);
-
 }  // namespace switchyard

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/fail.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 #include "heap/nccl_api.h"
 #include "heap/nccl_call.h"

@@ -19,6 +19,7 @@
 #include "core/format_ranks.h"
 #include "cuda/base/check.h"
 #include "cuda/base/memory.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 #include "heap/nccl_api.h"
 #include "heap/nccl_call.h"

@@ -21,6 +21,7 @@
 #include "cuda/exchange/stage_log.h"
 #include "engine/engine.h"
 #include "heap/device_window.h"
+#include "heap/gather_or_fail.h"
 #include "heap/gpus_of_ranks.h"
 #include "heap/heap.h"
 #include "heap/nccl_all_to_all.h"

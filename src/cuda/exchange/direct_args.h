@@ -47,9 +47,9 @@ DirectChunks direct_chunks(const DispatchArgs& args);
 /// As launch_dispatch and launch_combine. A send part announces rows; the receive part moves them,
 /// because it may wait. The grid is that of direct_dispatch_grid.
 void launch_direct_dispatch(const DirectDispatchArgs& args, Phases phases, bool programmatic,
-                            cudaStream_t stream);
+                            CUstream_st* stream);
 void launch_direct_combine(const DirectCombineArgs& args, Phases phases, bool programmatic,
-                           cudaStream_t stream);
+                           CUstream_st* stream);
 /// Whether the current GPU has the instructions and the shared memory.
 bool gpu_can_store_directly();
 

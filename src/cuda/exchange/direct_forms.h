@@ -3,6 +3,8 @@
 // direct_forms.h: those kernels of direct_dispatch.cuh that have a source file of their own.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "cuda/exchange/direct_args.h"
 
 namespace switchyard::cuda {

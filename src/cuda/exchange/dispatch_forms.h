@@ -4,6 +4,8 @@
 // compile.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard::cuda {

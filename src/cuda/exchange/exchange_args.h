@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cuda_runtime_api.h>
 
 #include "switchyard/dtype.h"
 #include "switchyard/layout.h"
@@ -22,6 +21,8 @@
 #include "plan/push_layout.h"
 #include "plan/row_block.h"
 #include "quant/scale_layout.h"
+
+struct CUstream_st;  // a cudaStream_t points to it; this header needs no CUDA
 
 namespace switchyard::cuda {
 
@@ -200,8 +201,8 @@ struct CombineArgs : ExchangeBase {
 /// also allows it the shared memory that later launches with the same configuration take.
 /// Errors: kSystem.
 void launch_dispatch(const DispatchArgs& args, Phases phases, bool programmatic,
-                     cudaStream_t stream);
-void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, cudaStream_t stream);
+                     CUstream_st* stream);
+void launch_combine(const CombineArgs& args, Phases phases, bool programmatic, CUstream_st* stream);
 /// Whether combine_stream.cuh serves this call, and whether the current GPU has the shared memory.
 bool can_stream(const CombineArgs& args, Phases phases);
 bool gpu_can_stream();

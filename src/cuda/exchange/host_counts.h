@@ -39,6 +39,6 @@ struct HostCountsArgs : ExchangeBase {
 /// One CTA, which waits for the announcements of all ranks. `behind_send`: the kernel ahead in the
 /// stream is the send part of the same dispatch; counting then starts before its rows have left.
 /// With watch.failed set it ends at once, and the words stay as they are; see launch_dispatch.
-void launch_host_counts(const HostCountsArgs& args, bool behind_send, cudaStream_t stream);
+void launch_host_counts(const HostCountsArgs& args, bool behind_send, CUstream_st* stream);
 
 }  // namespace switchyard::cuda

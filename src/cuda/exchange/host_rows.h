@@ -8,6 +8,8 @@
 // Letters: M tokens of every rank's messages in a call, K choices, W returned rows per token.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "cuda/exchange/exchange_args.h"
 #include "plan/weight_slots.h"
 

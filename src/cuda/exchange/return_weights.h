@@ -34,9 +34,9 @@ struct ReturnWeightsArgs {
 
 /// Runs before the combine kernel that sends. Does nothing if watch.failed is set; see
 /// launch_dispatch.
-void launch_return_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
+void launch_return_weights(const ReturnWeightsArgs& args, CUstream_st* stream);
 /// Runs after the combine kernel that receives. A rank that returned rows without weights ends the
 /// group.
-void launch_receive_weights(const ReturnWeightsArgs& args, cudaStream_t stream);
+void launch_receive_weights(const ReturnWeightsArgs& args, CUstream_st* stream);
 
 }  // namespace switchyard::cuda

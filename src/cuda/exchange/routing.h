@@ -54,19 +54,19 @@ struct RoutingArgs {
 };
 
 /// Keeps own ids and writes own rows. Invalid ids end the group, as in dispatch.
-void launch_keep_routing(const RoutingArgs& args, cudaStream_t stream);
+void launch_keep_routing(const RoutingArgs& args, CUstream_st* stream);
 /// Finds the choices of all ranks that do not fit (plan/overflow.h), removes those of own tokens
 /// from the kept ids and counts them, and puts -1 in place of each in `rows`. Always sorts P T K
 /// choices, however many a call has.
-void launch_drop_overflow(const RoutingArgs& args, cudaStream_t stream);
+void launch_drop_overflow(const RoutingArgs& args, CUstream_st* stream);
 /// Writes ids and weights of all rows, -1 and 0 in rows without a token; how many rows each local
 /// expert gets; and what the combine returns: only ranks that a token chose return a row of it, or
 /// all where experts are sliced, in rank order.
-void launch_place_routing(const RoutingArgs& args, cudaStream_t stream);
+void launch_place_routing(const RoutingArgs& args, CUstream_st* stream);
 /// Of the same for the tokens of rank `args.rank`, of another host: what `ranks`, by bit, return.
-void launch_list_returns(const RoutingArgs& args, std::uint64_t ranks, cudaStream_t stream);
+void launch_list_returns(const RoutingArgs& args, std::uint64_t ranks, CUstream_st* stream);
 std::size_t sort_work_bytes(std::int64_t max_choices, std::int32_t num_experts);
 /// Runs the kernels once without tokens or rows; see launch_dispatch.
-void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, cudaStream_t stream);
+void run_routing_kernels(const RoutingArgs& args, bool drops, bool places, CUstream_st* stream);
 
 }  // namespace switchyard::cuda

@@ -5,6 +5,8 @@
 // Letters: P ranks, T tokens at most, N rows of the receive buffer.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "cuda/exchange/exchange_args.h"
 
 namespace switchyard::cuda {

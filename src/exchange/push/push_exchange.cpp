@@ -16,6 +16,7 @@
 #include "cuda/exchange/stage_log.h"
 #include "exchange/check_returns.h"
 #include "exchange/log_calls.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 
 namespace switchyard {

@@ -12,6 +12,7 @@
 #include "cuda/base/check.h"
 #include "exchange/push/push_exchange.h"
 #include "exchange/push/wait_failure.h"
+#include "heap/gather_or_fail.h"
 #include "heap/heap.h"
 #include "heap/stream_queues.h"
 

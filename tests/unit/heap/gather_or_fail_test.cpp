@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"
-#include "heap/heap.h"
+#include "heap/gather_or_fail.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
