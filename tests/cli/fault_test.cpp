@@ -36,7 +36,7 @@ std::vector<pid_t> started_ranks(const Command& command, std::size_t num_ranks) 
 
 bool is_running(pid_t pid) { return kill(pid, 0) == 0; }
 
-TEST(FaultTest, KillingARankEndsTheRunWithinASecond) {
+TEST(RunFaultTest, KillingARankEndsTheRunWithinASecond) {
   Command command(
       {SWITCHYARD_CLI, "run", "--model", kModel, "--ranks", "4", "--repeat", "10000000"});
   const std::vector<pid_t> ranks = started_ranks(command, 4);
@@ -53,7 +53,7 @@ TEST(FaultTest, KillingARankEndsTheRunWithinASecond) {
   for (const pid_t pid : ranks) EXPECT_FALSE(is_running(pid));
 }
 
-TEST(FaultTest, AStoppedRankIsATimeout) {
+TEST(RunFaultTest, AStoppedRankIsATimeout) {
   Command command({SWITCHYARD_CLI, "run", "--model", kModel, "--ranks", "3", "--repeat", "10000000",
                    "--timeout", "1500"});
   const std::vector<pid_t> ranks = started_ranks(command, 3);
@@ -66,7 +66,7 @@ TEST(FaultTest, AStoppedRankIsATimeout) {
 }
 
 // The command's stdout and stderr are a pipe that is full, as behind a pager.
-TEST(FaultTest, SignalsEndAJobWhileNobodyReads) {
+TEST(RunFaultTest, SignalsEndAJobWhileNobodyReads) {
   constexpr int kShellFd = 9;  // sh knows digits only
   std::array<int, 2> ends{};
   ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
@@ -90,7 +90,7 @@ TEST(FaultTest, SignalsEndAJobWhileNobodyReads) {
   for (const int fd : {ends[0], ends[1], kShellFd}) close(fd);
 }
 
-TEST(FaultTest, KillingTheLauncherLeavesNothingBehind) {
+TEST(RunFaultTest, KillingTheLauncherLeavesNothingBehind) {
   std::vector<pid_t> ranks;
   {
     Command command(
@@ -125,7 +125,7 @@ Command start_rank(int rank, int size, std::vector<std::string> extra) {
   return Command(arguments);
 }
 
-TEST(FaultTest, ARankWithOtherOptionsIsRefused) {
+TEST(RunFaultTest, ARankWithOtherOptionsIsRefused) {
   const struct {
     std::vector<std::string> rank0;
     std::vector<std::string> rank1;
@@ -149,7 +149,7 @@ TEST(FaultTest, ARankWithOtherOptionsIsRefused) {
   }
 }
 
-TEST(FaultTest, TwoProcessesWithOneNumberAreNamed) {
+TEST(RunFaultTest, TwoProcessesWithOneNumberAreNamed) {
   for (const int rank : {0, 1}) {
     Command first = start_rank(rank, 3, {"--timeout", "20000"});
     Command second = start_rank(rank, 3, {"--timeout", "20000"});
@@ -162,7 +162,7 @@ TEST(FaultTest, TwoProcessesWithOneNumberAreNamed) {
   }
 }
 
-TEST(FaultTest, ARankThatNeverStartsIsNamed) {
+TEST(RunFaultTest, ARankThatNeverStartsIsNamed) {
   Command first = start_rank(0, 3, {"--timeout", "1500"});
   Command second = start_rank(2, 3, {"--timeout", "1500"});
   for (Command* command : {&first, &second}) {
@@ -172,7 +172,7 @@ TEST(FaultTest, ARankThatNeverStartsIsNamed) {
   }
 }
 
-TEST(FaultTest, TorchrunsVariablesStartAGroup) {
+TEST(RunFaultTest, TorchrunsVariablesStartAGroup) {
   Command first = start_rank(0, 2, {"--json"});
   Command second = start_rank(1, 2, {"--json"});
   const CommandResult result = first.wait(30);
@@ -181,7 +181,7 @@ TEST(FaultTest, TorchrunsVariablesStartAGroup) {
   EXPECT_EQ(second.wait(30).exit_code, 0);
 }
 
-TEST(FaultTest, MpirunStartsAGroup) {
+TEST(RunFaultTest, MpirunStartsAGroup) {
   if (run_command({"sh", "-c", "command -v mpirun"}).exit_code != 0) {
     GTEST_SKIP() << "mpirun is not installed";
   }

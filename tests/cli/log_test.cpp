@@ -29,13 +29,13 @@ CommandResult run_logged(const std::string& level, const std::string& file,
   return run_command(words);
 }
 
-TEST(LogTest, OneRankOfTheShippedModelWarnsOfNothing) {
+TEST(CommandLogTest, OneRankOfTheShippedModelWarnsOfNothing) {
   const CommandResult result = run({});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.error, "");
 }
 
-TEST(LogTest, InfoIsOneLineForEachGroupAndExchange) {
+TEST(CommandLogTest, InfoIsOneLineForEachGroupAndExchange) {
   for (const std::string engine : {"local", "shm"}) {
     const CommandResult result = run_logged("info", "", {"--ranks", "2", "--engine", engine});
     EXPECT_EQ(result.exit_code, 0);
@@ -57,7 +57,7 @@ TEST(LogTest, InfoIsOneLineForEachGroupAndExchange) {
   }
 }
 
-TEST(LogTest, DebugSaysWhatCallsDecide) {
+TEST(CommandLogTest, DebugSaysWhatCallsDecide) {
   const CommandResult result =
       run_logged("debug", "", {"--ranks", "2", "--engine", "local", "--scheme", "fp8_block"});
   EXPECT_THAT(result.error, HasSubstr("debug exchange: dispatch: tokens bf16 [10, 256], quantized "
@@ -68,7 +68,7 @@ TEST(LogTest, DebugSaysWhatCallsDecide) {
                                       "they are, reduce per_expert"));
 }
 
-TEST(LogTest, LinesGoToAFileForEachRank) {
+TEST(CommandLogTest, LinesGoToAFileForEachRank) {
   const TempFolder folder;
   const CommandResult result = run_logged("debug", folder.path() + "/%h.%r.log", {"--ranks", "2"});
   EXPECT_EQ(result.exit_code, 0);
@@ -87,7 +87,7 @@ TEST(LogTest, LinesGoToAFileForEachRank) {
   EXPECT_THAT(second, HasSubstr("rank 1 debug exchange: dispatch"));
 }
 
-TEST(LogTest, AFileThatCannotBeOpenedIsSaidOnce) {
+TEST(CommandLogTest, AFileThatCannotBeOpenedIsSaidOnce) {
   const CommandResult result = run_logged("info", "/no/such/folder/x", {"--engine", "local"});
   EXPECT_EQ(result.exit_code, 0);
   const std::string words = "SWITCHYARD_LOG_FILE: /no/such/folder/x: No such file or directory";

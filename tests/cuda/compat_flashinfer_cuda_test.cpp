@@ -53,7 +53,7 @@ void run_two_sided(Place& place, const Group& group, const ViewBatch& own, const
   place.keep("combined", moe.alltoallv_combine(rows, got.info, place.stream()));
 }
 
-TEST(CompatCudaTest, MnnvlMoeGivesTheBitsOfTheHost) {
+TEST(CompatFlashInferCudaTest, MnnvlMoeGivesTheBitsOfTheHost) {
   REQUIRE_GPU();
   for (const ViewShape& shape : test::view_shapes()) {
     compare(shape, [&](Place& place, const Group& group, const ViewBatch& own) {
@@ -84,7 +84,7 @@ void run_one_sided(Place& place, const Group& group, const ViewBatch& own, const
   }
 }
 
-TEST(CompatCudaTest, MoeAlltoAllGivesTheBitsOfTheHost) {
+TEST(CompatFlashInferCudaTest, MoeAlltoAllGivesTheBitsOfTheHost) {
   REQUIRE_GPU();
   std::vector<ViewShape> shapes = test::view_shapes();
   shapes.push_back({4, 32, 6, 7, 64});
@@ -98,7 +98,7 @@ TEST(CompatCudaTest, MoeAlltoAllGivesTheBitsOfTheHost) {
 
 // ---- Collectives
 
-TEST(CompatCudaTest, CollectivesGiveTheBitsOfTheHost) {
+TEST(CompatFlashInferCudaTest, CollectivesGiveTheBitsOfTheHost) {
   REQUIRE_GPU();
   const std::vector<std::int64_t> sizes{3, 0, 5};
   compare({3, 8, 3, 9, 64}, [&](Place& place, const Group& group, const ViewBatch&) {
@@ -126,7 +126,7 @@ TEST(CompatCudaTest, CollectivesGiveTheBitsOfTheHost) {
 
 // ---- Micro-batches
 
-TEST(CompatCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
+TEST(CompatFlashInferCudaTest, AnOverlappedLayerHasTheBitsOfThePlainOne) {
   REQUIRE_GPU();
   for (const PrepareKind kind : {PrepareKind::kLowLatency, PrepareKind::kElasticDecode}) {
     for (const int num_ranks : {1, 2}) {

@@ -14,9 +14,9 @@ namespace {
 
 using namespace test;
 
-class ExchangeCloseProcessTest : public ::testing::TestWithParam<const char*> {};
+class ExchangeCloseProcessCudaTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(ExchangeCloseProcessTest, EndsForAllRanksAndKeepsRows) {
+TEST_P(ExchangeCloseProcessCudaTest, EndsForAllRanksAndKeepsRows) {
   REQUIRE_GPU_IN_CHILD();
   const std::string why = why_not(GetParam());
   if (!why.empty()) GTEST_SKIP() << GetParam() << ": " << why;
@@ -31,7 +31,7 @@ TEST_P(ExchangeCloseProcessTest, EndsForAllRanksAndKeepsRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Heaps, ExchangeCloseProcessTest, testing::Values("vmm", "ipc"),
+INSTANTIATE_TEST_SUITE_P(Heaps, ExchangeCloseProcessCudaTest, testing::Values("vmm", "ipc"),
                          [](const auto& heap) { return std::string(heap.param); });
 
 }  // namespace

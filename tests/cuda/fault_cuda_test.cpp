@@ -62,7 +62,7 @@ void expect_same_at_every_call(ExchangeRank& rank, const Dispatched& earlier, co
   EXPECT_EQ(launches, 0u);
 }
 
-class FaultTest : public testing::Test {
+class FaultCudaTest : public testing::Test {
  protected:
   void SetUp() override { REQUIRE_GPU(); }
 
@@ -86,7 +86,7 @@ class FaultTest : public testing::Test {
   }
 };
 
-TEST_F(FaultTest, RankThatNeverDispatchesIsNamedInTime) {
+TEST_F(FaultCudaTest, RankThatNeverDispatchesIsNamedInTime) {
   run(3, fault_config(), 1500, [](const Group& group, ExchangeRank& rank) {
     rank.pair();
     rank.finish();
@@ -109,7 +109,7 @@ TEST_F(FaultTest, RankThatNeverDispatchesIsNamedInTime) {
   });
 }
 
-TEST_F(FaultTest, RankThatNeverCombinesIsNamed) {
+TEST_F(FaultCudaTest, RankThatNeverCombinesIsNamed) {
   run(2, fault_config(Layout::kBatched), 1500, [](const Group& group, ExchangeRank& rank) {
     const Dispatched got = rank.dispatch();
     rank.finish();
@@ -123,7 +123,7 @@ TEST_F(FaultTest, RankThatNeverCombinesIsNamed) {
   });
 }
 
-TEST_F(FaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
+TEST_F(FaultCudaTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     if (group.rank() == 0) {
       std::int64_t aborted_ns = 0;
@@ -146,7 +146,7 @@ TEST_F(FaultTest, AbortFromAnotherThreadEndsKernelsAtOnce) {
 }
 
 // Replays that are already enqueued end too, each as soon as it starts.
-TEST_F(FaultTest, AbortEndsReplaysThatAreQueued) {
+TEST_F(FaultCudaTest, AbortEndsReplaysThatAreQueued) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     rank.capture(group);
     for (int i = 0; i < (group.rank() == 0 ? 40 : 20); ++i) rank.replay();
@@ -162,7 +162,7 @@ TEST_F(FaultTest, AbortEndsReplaysThatAreQueued) {
   });
 }
 
-TEST_F(FaultTest, RankThatThrowsEndsTheKernelsThatWaitForIt) {
+TEST_F(FaultCudaTest, RankThatThrowsEndsTheKernelsThatWaitForIt) {
   const std::int64_t start = now_ns();
   try {
     run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
@@ -185,7 +185,7 @@ struct BadId {
 };
 
 // Rank 1 has the bad id at [5, 1]; rank 0 learns of it.
-TEST_F(FaultTest, BadIdIsNamedByTokenAndChoice) {
+TEST_F(FaultCudaTest, BadIdIsNamedByTokenAndChoice) {
   constexpr std::int64_t kFirstOfToken = 10 % 8;
   constexpr std::int64_t kMin = std::numeric_limits<std::int32_t>::min();
   for (const BadId& bad : {
@@ -220,7 +220,7 @@ TEST_F(FaultTest, BadIdIsNamedByTokenAndChoice) {
   }
 }
 
-TEST_F(FaultTest, ExceededCapacityIsEveryRanksError) {
+TEST_F(FaultCudaTest, ExceededCapacityIsEveryRanksError) {
   ExchangeConfig config = fault_config(Layout::kBatched);
   config.capacity = 5;
   run(2, config, 0, [](const Group& group, ExchangeRank& rank) {
@@ -235,7 +235,7 @@ TEST_F(FaultTest, ExceededCapacityIsEveryRanksError) {
   });
 }
 
-TEST_F(FaultTest, RankWithoutRowWeightsIsNamed) {
+TEST_F(FaultCudaTest, RankWithoutRowWeightsIsNamed) {
   for (const Layout layout : {Layout::kExpanded, Layout::kByRank, Layout::kAllGather}) {
     SCOPED_TRACE(name_of(layout));
     run(2, fault_config(layout), 0, [&](const Group& group, ExchangeRank& rank) {
@@ -258,7 +258,7 @@ TEST_F(FaultTest, RankWithoutRowWeightsIsNamed) {
   }
 }
 
-TEST_F(FaultTest, RankWithoutRowsNeedsNoRowWeights) {
+TEST_F(FaultCudaTest, RankWithoutRowsNeedsNoRowWeights) {
   run(2, fault_config(), 0, [](const Group& group, ExchangeRank& rank) {
     test::ReturnedWeights weights(rank.device(), fault_config());
     rank.set_ids([](std::int64_t, std::int64_t k) { return k; });  // rank 0's experts
@@ -275,7 +275,7 @@ TEST_F(FaultTest, RankWithoutRowsNeedsNoRowWeights) {
 }
 
 // Uses the group's timeout, which is multiplied for ranks that share a GPU.
-TEST_F(FaultTest, DeadlineOfTheGroupHoldsForKernels) {
+TEST_F(FaultCudaTest, DeadlineOfTheGroupHoldsForKernels) {
   if (test::num_gpus() < 2) GTEST_SKIP() << "one GPU: 20 times the timeout";
   run_ranks(
       2,

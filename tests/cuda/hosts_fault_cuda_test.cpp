@@ -61,6 +61,7 @@ struct Fault {
   Calls calls;
 };
 
+class HostsLossTest : public HostsTest {};
 class HostsFaultTest : public HostsTest, public ::testing::WithParamInterface<Fault> {};
 
 TEST_P(HostsFaultTest, RankIsNamedInTime) {
@@ -110,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return each.param.name; });
 
 // At some moment of it, or soon after. All delays at once, each with ranks of its own.
-TEST_F(HostsTest, LossDuringSetUpIsAnError) {
+TEST_F(HostsLossTest, LossDuringSetUpIsAnError) {
   struct Trial {
     std::int64_t delay_ns;
     Shared<std::atomic<int>> num_begun{};
@@ -159,7 +160,7 @@ TEST_F(HostsTest, LossDuringSetUpIsAnError) {
   }
 }
 
-TEST_F(HostsTest, CloseDoesNotWaitForGraphs) {
+TEST_F(HostsLossTest, CloseDoesNotWaitForGraphs) {
   run_on_hosts(kTwo, [](const Group& group) {
     CudaGraph graph;
     {
@@ -182,7 +183,7 @@ TensorView first_rows(const TensorView& all, std::int64_t count) {
   return TensorView(all.data(), all.dtype(), {count, all.shape(1)}, all.device());
 }
 
-TEST_F(HostsTest, CallsThatDifferAreAnErrorInTime) {
+TEST_F(HostsLossTest, CallsThatDifferAreAnErrorInTime) {
   ExchangeConfig config = fault_config();
   const std::int64_t num_tokens = config.max_tokens_per_rank;
   config.max_tokens_per_rank *= 64;
@@ -216,7 +217,7 @@ TEST_F(HostsTest, CallsThatDifferAreAnErrorInTime) {
 }
 
 // The process of rank 1 does not end before rank 0 has the error.
-TEST_F(HostsTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
+TEST_F(HostsLossTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
   constexpr std::int64_t kLongTimeoutMs = 60'000;
   struct Call {
     const char* name;
@@ -266,7 +267,7 @@ TEST_F(HostsTest, RankThatCannotLaunchEndsTheGroupAtOnce) {
 
 // Kernels that wait for ranks of this host, before rows are passed back, leave room for those of
 // another stream, which the ranks of this host wait for.
-TEST_F(HostsTest, StreamsMayRunInAnyOrder) {
+TEST_F(HostsLossTest, StreamsMayRunInAnyOrder) {
   if (num_gpus_in_child() < 4) GTEST_SKIP() << "ranks that share a GPU get shares in any event";
   constexpr std::int64_t kLateUs = 200'000;
   run_on_hosts(kTwoTimesTwo, [](const Group& group) {
@@ -293,7 +294,7 @@ TEST_F(HostsTest, StreamsMayRunInAnyOrder) {
   });
 }
 
-TEST_F(HostsTest, StreamsMayBeAsManyAsHandles) {
+TEST_F(HostsLossTest, StreamsMayBeAsManyAsHandles) {
   if (num_gpus_in_child() < 2) GTEST_SKIP() << "ranks that share a GPU get shares in any event";
   run_on_hosts(kTwo, [](const Group& group) {
     ExchangeConfig config = fault_config();

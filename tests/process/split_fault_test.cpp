@@ -174,7 +174,7 @@ TEST(ShmSplitTest, StoppedRankIsATimeout) {
 }
 
 // Rank 2 can open few files more: until the others have its words, they wait for it.
-TEST(SplitTest, RankWithoutDescriptorsIsNamedAtOnce) {
+TEST(SplitFaultTest, RankWithoutDescriptorsIsNamedAtOnce) {
 #ifdef SWITCHYARD_CHECKS_TAKE_DESCRIPTORS
   GTEST_SKIP() << "UndefinedBehaviorSanitizer needs descriptors of its own";
 #endif
