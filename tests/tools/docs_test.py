@@ -202,6 +202,11 @@ class DocsTest(unittest.TestCase):
                 is_named = before.endswith("-->") and any(maker in before for maker in makers)
                 self.assertTrue(is_named, f"{page}: no comment names the files of the table {table[0].splitlines()[0]}")
 
+    def test_times_of_ci_are_what_it_printed(self):
+        printed = json.loads(read("bench/results/2026-11-27-ci.json"))["printed"]
+        self.assertGreaterEqual(len(printed), 10)
+        self.assertIn("\n".join(printed), read("CONTRIBUTING.md"))
+
     def test_every_picture_is_made_again_by_a_test(self):
         made = {"h200x2-pair.svg", "run.svg", "plan-deepseek-v3.svg", "plan-kimi-k2.svg"}
         shown = {pathlib.PurePath(path).name for page in PAGES

@@ -2,13 +2,14 @@
 //
 // The ranks of a group continue together or fail with the same message. Needs no GPU.
 
+#include "heap/gather_or_fail.h"
+
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"
-#include "heap/gather_or_fail.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
