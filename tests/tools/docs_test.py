@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the documentation with the source: names that must be in both, code that must be equal."""
+import json
 import math
 import pathlib
 import re
