@@ -29,8 +29,8 @@ struct Sizes {
 Sizes sizes_from(nb::handle sequence) {
   Sizes sizes;
   const std::size_t count = nb::len(sequence);
-  require(count <= kMaxDims, Errc::kInvalidArgument, "tensor: {} dimensions, must be at most {}",
-          count, kMaxDims);
+  require(count <= kMaxDims, Errc::kInvalidArgument, "{} dimensions, must be at most {}", count,
+          kMaxDims);
   for (const nb::handle size : nb::borrow<nb::sequence>(sequence)) {
     sizes.values[sizes.count++] = nb::cast<std::int64_t>(size);
   }
@@ -55,7 +55,7 @@ Device device_of_dlpack(std::int32_t type, std::int32_t index) {
   constexpr std::int32_t kPinned = 3;
   if (type == static_cast<std::int32_t>(DeviceType::kCpu) || type == kPinned) return Device::cpu();
   require(type == static_cast<std::int32_t>(DeviceType::kCuda), Errc::kInvalidArgument,
-          "tensor: DLPack device type {}, must be 1 (CPU) or 2 (CUDA)", type);
+          "DLPack device type {}, must be 1 (CPU) or 2 (CUDA)", type);
   return Device::cuda(index);
 }
 
@@ -88,7 +88,7 @@ Device device_of_torch(nb::handle array) {
   if (!nb::cast<bool>(array.attr("is_cuda"))) {
     const nb::object device = array.attr("device");
     if (text_of(device.attr("type")) != "cpu") {
-      fail(Errc::kInvalidArgument, "tensor: it is on {}, must be on cpu or cuda", text_of(device));
+      fail(Errc::kInvalidArgument, "it is on {}, must be on cpu or cuda", text_of(device));
     }
     return Device::cpu();
   }
@@ -107,8 +107,8 @@ Arrays::Found Arrays::from_numpy(nb::handle array) {
     const std::int64_t size = bits_of(dtype) / 8;
     for (std::int64_t& stride : std::span(strides.values.data(), strides.count)) {
       require(stride >= 0 && stride % size == 0, Errc::kInvalidArgument,
-              "tensor: a stride of {} bytes, must be a multiple of the {} bytes of a {}, from 0",
-              stride, size, name_of(dtype));
+              "a stride of {} bytes, must be a multiple of the {} bytes of a {}, from 0", stride,
+              size, name_of(dtype));
       stride /= size;
     }
   }
@@ -165,8 +165,7 @@ Arrays::Found Arrays::from_dlpack(nb::handle array) {
     const auto* managed = static_cast<dlpack::Versioned*>(
         PyCapsule_GetPointer(capsule.ptr(), dlpack::kVersionedName));
     require(managed->major == dlpack::kMajor, Errc::kInvalidArgument,
-            "tensor: DLPack {}.{}, must be of version {}", managed->major, managed->minor,
-            dlpack::kMajor);
+            "DLPack {}.{}, must be of version {}", managed->major, managed->minor, dlpack::kMajor);
     tensor = &managed->tensor;
     is_read_only = (managed->flags & dlpack::kReadOnly) != 0;
   } else {
@@ -176,10 +175,10 @@ Arrays::Found Arrays::from_dlpack(nb::handle array) {
         &static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kName))->tensor;
   }
   require(tensor->num_dims >= 0 && tensor->num_dims <= kMaxDims, Errc::kInvalidArgument,
-          "tensor: {} dimensions, must be at most {}", tensor->num_dims, kMaxDims);
+          "{} dimensions, must be at most {}", tensor->num_dims, kMaxDims);
   const auto num_dims = static_cast<std::size_t>(tensor->num_dims);
   require(tensor->shape != nullptr || num_dims == 0, Errc::kInvalidArgument,
-          "tensor: DLPack's shape is NULL, must have {} sizes", num_dims);
+          "DLPack's shape is NULL, must have {} sizes", num_dims);
   auto* data = static_cast<std::byte*>(tensor->data);
   std::span<const std::int64_t> strides;
   if (tensor->strides != nullptr) strides = {tensor->strides, num_dims};

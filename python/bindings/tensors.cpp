@@ -32,6 +32,8 @@ bool is_class(nb::handle type, const char* module, const char* name) {
 Kind kind_of_type(nb::handle type) {
   if (type.is(nb::type<PyTensor>())) return Kind::kOwn;
   for (const nb::handle base : nb::borrow<nb::tuple>(type.attr("__mro__"))) {
+    // Its memory also has what the mask hides.
+    if (text_of(base.attr("__name__")) == "MaskedArray") return Kind::kOther;
     if (is_class(base, "numpy", "ndarray")) return Kind::kNumpy;
     if (is_class(base, "torch", "Tensor")) return Kind::kTorch;
   }
@@ -116,17 +118,23 @@ Device device_from(nb::handle value) {
 }
 
 Arrays::Found Arrays::find(nb::handle array, const char* name) {
-  switch (kind_of(array)) {
-    case Kind::kOwn: {
-      const PyTensor& tensor = own_tensor(array, name);
-      prefer(tensor.stream);
-      if (tensor.torch != nullptr) torch_.push_back({nb::borrow(tensor.torch), tensor.stream});
-      return {tensor.view};
+  try {
+    switch (kind_of(array)) {
+      case Kind::kOwn: {
+        const PyTensor& tensor = own_tensor(array, name);
+        prefer(tensor.stream);
+        if (tensor.torch != nullptr) torch_.push_back({nb::borrow(tensor.torch), tensor.stream});
+        return {tensor.view};
+      }
+      case Kind::kNumpy: return from_numpy(array);
+      case Kind::kTorch: return from_torch(array, name);
+      case Kind::kDLPack: return from_dlpack(array);
+      case Kind::kOther: break;
     }
-    case Kind::kNumpy: return from_numpy(array);
-    case Kind::kTorch: return from_torch(array, name);
-    case Kind::kDLPack: return from_dlpack(array);
-    case Kind::kOther: break;
+  } catch (const Error& error) {
+    const std::string_view text = error.what();
+    if (text.starts_with(name)) throw;
+    fail(error.code(), "{}: {}", name, text);
   }
   fail_type(name, array, "a switchyard.Tensor, a numpy array, a torch tensor or have __dlpack__");
 }

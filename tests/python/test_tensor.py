@@ -176,14 +176,24 @@ def test_to_copies():
 
 @pytest.mark.parametrize("value, phrase", [
     ([1.0], "a list, must be a switchyard.Tensor"),
-    (np.zeros(2, np.complex64), "dtype: complex64"),
-    (np.zeros(2, ">f4"), "foreign byte order"),
-    (np.zeros((1,) * 7, np.float32), "7 dimensions"),
-    (np.zeros(4, np.float32)[::-1], "a stride of -4 bytes"),
+    (np.zeros(2, np.complex64), "Tensor.wrap: dtype: complex64"),
+    (np.zeros(2, ">f4"), "Tensor.wrap: dtype: .* foreign byte order"),
+    (np.zeros((1,) * 7, np.float32), "Tensor.wrap: 7 dimensions"),
+    (np.zeros(4, np.float32)[::-1], "Tensor.wrap: a stride of -4 bytes"),
+    (np.ma.masked_array(np.zeros(4, np.float32), mask=[True, False, False, False]), "a MaskedArray, must be a switchyard.Tensor"),
 ])
 def test_what_is_not_a_tensor_here(value, phrase):
     with pytest.raises(switchyard.InvalidArgumentError, match=phrase):
         Tensor.wrap(value)
+
+
+def test_the_argument_that_is_no_tensor_here_is_named():
+    x, ids = np.ones((2, 128), np.float32), np.zeros((2, 1), np.int32)
+    for call, argument in ((lambda: switchyard.permute(x, ids.astype(np.int16), 1), "topk_ids: dtype: int16"),
+                           (lambda: switchyard.permute(x, ids, 1, expert_map=np.zeros(1, np.uint32)), "expert_map: dtype: uint32"),
+                           (lambda: switchyard.permute(x[:, ::-1], ids, 1), "x: a stride of -4 bytes")):
+        with pytest.raises(switchyard.InvalidArgumentError, match=f"permute: {argument}"):
+            call()
 
 
 def test_read_only_arrays_are_inputs_only():

@@ -67,8 +67,8 @@ def fake(*shape):
     (freed, "at a null pointer"), (fake, "null pointer|no memory of it"),
     (lambda *shape: torch.ones(*shape).to_sparse(), "layout is torch.sparse_coo, must be torch.strided; call to_dense"),
     (lambda *shape: torch.ones(*shape).to_sparse_csr(), "layout is torch.sparse_csr"),
-    (lambda *shape: torch.conj(torch.ones(*shape, dtype=torch.complex64)), "dtype: .*complex64"),
-    (lambda *shape: torch.ones(*shape, device="meta"), "it is on meta"),
+    (lambda *shape: torch.conj(torch.ones(*shape, dtype=torch.complex64)), "(x|tokens|q|hidden): dtype: .*complex64"),
+    (lambda *shape: torch.ones(*shape, device="meta"), "(x|tokens|q|hidden): it is on meta"),
 ])
 def test_tensors_whose_memory_is_not_their_values(make, phrase):
     x, ids = make(4, 256), np.array([[0, 1]] * 4)
