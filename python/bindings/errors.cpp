@@ -114,7 +114,10 @@ void fail_type(std::string_view name, nb::handle value, std::string_view type) {
       is_plain ? text_of(nb::module_::import_("builtins").attr("ascii")(value)).substr(0, kMaxShown)
                : "a " + text_of(value.type().attr("__name__"));
   const bool is_too_large = nb::isinstance<nb::int_>(value) && type == "int";
-  require(!is_too_large, Errc::kInvalidArgument, "{}: {} is out of range", name, shown);
+  std::int64_t number = 0;
+  const bool fits_64_bits = is_too_large && nb::try_cast(value, number);
+  require(!is_too_large, Errc::kInvalidArgument, "{} is {}, must fit into {} bits", name, shown,
+          fits_64_bits ? 32 : 64);
   raise(nb::module_::import_("switchyard.errors")
             .attr("ArgumentTypeError")(fmt::format("{}: {}, must be {}", name, shown, type)));
   throw nb::python_error();
