@@ -183,6 +183,8 @@ ModelConfig read_model_config(const std::string& path) {
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(path, ignored);
   const std::string file = is_folder ? path + "/config.json" : path;
+  require(!is_folder || std::filesystem::exists(file, ignored), Errc::kInvalidArgument,
+          "read_model_config: {} has no config.json, must be the folder of a model", path);
   return parse_model_config(read_text_file(file, kMaxConfigBytes), file);
 }
 

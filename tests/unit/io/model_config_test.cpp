@@ -270,7 +270,8 @@ TEST(ModelConfigTest, ReadsTinyMoeFromItsFolder) {
 
 TEST(ModelConfigTest, MissingFileIsAnInvalidArgument) {
   const TempFolder folder;
-  expect_invalid("config.json: No such file", [&] { read_model_config(folder.path()); });
+  expect_invalid("has no config.json, must be the folder of a model",
+                 [&] { read_model_config(folder.path()); });
 }
 
 }  // namespace
