@@ -82,7 +82,11 @@ def _numbers(values, name):
     if isinstance(values, Tensor):
         values = to_numpy(values.to("cpu"))
     if hasattr(values, "tolist"):
-        values = values.tolist()
+        try:
+            values = values.tolist()
+        except (RuntimeError, NotImplementedError) as error:  # of torch: sparse, freed or on "meta"
+            reason = str(error).split("\n", maxsplit=1)[0]
+            raise InvalidArgumentError(f"{name} shows no values ({reason}), must be an array with memory") from error
     try:
         array = numpy.array(values)
         if array.dtype == object and all(isinstance(value, int) for value in array.flat):

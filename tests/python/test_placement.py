@@ -57,6 +57,12 @@ def test_loads_of_torch():
     assert switchyard.balance_experts(list(torch.tensor(LOAD)), 16, 4) == want
     assert switchyard.balance_experts(torch.tensor([LOAD, LOAD]).float(), 16, 4) == [want, want]
     assert switchyard.compute_logical_maps(torch.arange(8), 8).replica_counts.numpy().tolist() == [1] * 8
+    freed = torch.ones(8)
+    freed.untyped_storage().resize_(0)
+    for load in (freed, torch.ones(8).to_sparse(), torch.ones(8, device="meta")):
+        for call in (lambda: switchyard.balance_experts(load, 8, 1), lambda: switchyard.ExpertLoad(8).add_counts(load)):
+            with pytest.raises(switchyard.InvalidArgumentError, match="load shows no values .*, must be an array with memory"):
+                call()
 
 
 @pytest.mark.parametrize("call, phrase", [
