@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/fail.h"
+#include "errors.h"
 
 namespace switchyard::python {
 namespace {
@@ -59,16 +60,16 @@ DType look_up(nb::handle value) {
     name = value.attr("__name__");  // numpy.float32, ml_dtypes.bfloat16
   } else if (nb::hasattr(value, "isnative")) {
     require(nb::cast<bool>(value.attr("isnative")), Errc::kInvalidArgument,
-            "dtype: {} is in foreign byte order; convert it first", nb::str(value).c_str());
+            "dtype: {} is in foreign byte order; convert it first", text_of(value));
     name = value.attr("name");
   }
-  return dtype_from_text(nb::str(name).c_str());
+  return dtype_from_text(text_of(name));
 }
 
 }  // namespace
 
 DType dtype_from(nb::handle value) {
-  if (nb::isinstance<nb::str>(value)) return dtype_from_text(nb::cast<const char*>(value));
+  if (nb::isinstance<nb::str>(value)) return dtype_from_text(text_of(value));
   // Dtype objects are few and live on; never released, because the interpreter may be gone first.
   static PyObject* const known = PyDict_New();
   if (PyObject* found = PyDict_GetItem(known, value.ptr())) {

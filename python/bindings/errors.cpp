@@ -56,8 +56,9 @@ bool is_ordinary(nb::handle exception) {
 
 void raise(nb::handle exception) { PyErr_SetObject(exception.type().ptr(), exception.ptr()); }
 
-nb::object make_error(Errc code, const char* text) {
-  return nb::module_::import_("switchyard.errors").attr("make_error")(name_of(code), text);
+nb::object make_error(Errc code, std::string_view text) {
+  return nb::module_::import_("switchyard.errors")
+      .attr("make_error")(name_of(code), shown_text(text));
 }
 
 // What a signal handler raises ends the wait as itself, for example KeyboardInterrupt.
@@ -98,10 +99,21 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 }  // namespace
 
+std::string text_of(nb::handle object) {
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+}
+
+nb::object shown_text(std::string_view text) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 void throw_callback_error(nb::python_error& raised) {
   const nb::object exception = nb::borrow(raised.value());
-  const std::string text = std::string(nb::str(exception.type().attr("__name__")).c_str()) + ": " +
-                           nb::str(exception).c_str();
+  const std::string text = text_of(exception.type().attr("__name__")) + ": " + text_of(exception);
   keep_raised(exception, false);
   throw CallbackError(text, raised_inside);
 }

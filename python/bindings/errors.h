@@ -17,6 +17,12 @@
 
 namespace switchyard::python {
 
+/// str(object), and what is no UTF-8 of it with backslashes.
+std::string text_of(nb::handle object);
+
+/// A str of text that need not be UTF-8, as paths. With the GIL.
+nb::object shown_text(std::string_view text);
+
 /// What a callback raised, on its way through the library. The Python exception is also kept for
 /// the thread, as the cause of the Error that the library may make of this.
 class CallbackError : public std::runtime_error {

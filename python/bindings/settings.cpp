@@ -59,7 +59,7 @@ void send(const std::shared_ptr<const void>& callback, LogLevel level, int rank,
   const WithGil held;
   const nb::handle function(static_cast<PyObject*>(const_cast<void*>(callback.get())));
   try {
-    function(enum_name(level), rank, std::string(subsystem), std::string(text));
+    function(enum_name(level), rank, std::string(subsystem), shown_text(text));
   } catch (nb::python_error& raised) {
     raised.discard_as_unraisable(function);
   }
@@ -82,12 +82,15 @@ void log_level(const std::string& name) { set_log_level(enum_from<LogLevel>(name
 void bind_settings(nb::module_& m) {
   nb::class_<PySetting>(m, "Setting", "An environment variable of the library, and what holds now.")
       .def_ro("name", &PySetting::name, "SWITCHYARD_...")
-      .def_ro("value", &PySetting::value, "What counts now; a secret is \"(set)\".")
+      .def_prop_ro(
+          "value", [](const PySetting& self) { return shown_text(self.value); },
+          nb::sig("def value(self) -> str"), "What counts now; a secret is \"(set)\".")
       .def_ro("origin", &PySetting::origin, "\"default\", \"environment\" or \"program\".")
       .def_ro("default", &PySetting::default_value, "The value unless it is set.")
       .def_ro("help", &PySetting::help, "One sentence.")
       .def("__repr__", [](const PySetting& self) {
-        return "Setting(" + self.name + "='" + self.value + "', origin='" + self.origin + "')";
+        return shown_text("Setting(" + self.name + "='" + self.value + "', origin='" + self.origin +
+                          "')");
       });
   m.def("settings", &all, nb::sig("def settings() -> dict[str, Setting]"),
         "Every setting by its name; docs/settings.md explains them.");

@@ -12,6 +12,7 @@
 #include "core/fail.h"
 #include "dlpack.h"
 #include "dtypes.h"
+#include "errors.h"
 #include "gil.h"
 #include "streams.h"
 #include "tensors.h"

@@ -64,8 +64,6 @@ const PyTensor& own_tensor(nb::handle array, const char* name) {
 
 }  // namespace
 
-std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
-
 TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides, Device device) {
   if (strides.empty()) return TensorView(data, dtype, shape, device);

@@ -33,9 +33,6 @@ struct PyTensor {
   static PyTensor of(Tensor tensor, Stream stream);
 };
 
-/// str(object).
-std::string text_of(nb::handle object);
-
 /// A view of any length of shape and strides, which count elements; no strides: contiguous.
 TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides, Device device);

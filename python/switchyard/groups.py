@@ -166,7 +166,8 @@ def _run_rank(group, function, args, results, errors, end) -> None:
         is_secondary = not group.is_closed and group._has_seen_abort()  # pylint: disable=protected-access
         errors.append((is_secondary, rank, error))
         if not group.is_closed:
-            group.abort(f'it ended with the error "{type(error).__name__}: {error}"')
+            text = str(error).encode(errors="backslashreplace").decode()
+            group.abort(f'it ended with the error "{type(error).__name__}: {text}"')
     finally:
         try:
             group.close()

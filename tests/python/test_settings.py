@@ -35,6 +35,36 @@ def test_settings_say_where_their_value_comes_from(run_program):
         switchyard.set_setting("TIMEOUT", "1")
 
 
+def test_texts_that_are_not_utf_8(run_program):
+    source = r"""
+        import os
+        os.environb[b"SWITCHYARD_MPI_MODULE"] = b"/absent/\xff.so"
+        import switchyard
+        setting = switchyard.settings()["SWITCHYARD_MPI_MODULE"]
+        print(setting.value, setting)
+        for call in (lambda: switchyard.Group(0, 1, "/tmp/unused", engine="mpi"), lambda: switchyard.Device("\udcff"),
+                     lambda: switchyard.Tensor((1,), "\udcff")):
+            try:
+                call()
+            except switchyard.Error as error:
+                print(type(error).__name__, "xff" in str(error) or "udcff" in str(error))
+
+        def rank(group):
+            if group.rank == 0:
+                raise LookupError("\udcff")
+            group.barrier()
+
+        try:
+            switchyard.run_local(2, rank, timeout_ms=20000)
+        except LookupError:
+            print("raised")
+    """
+    code, out, error = run_program(source)
+    assert code == 0 and not error, error
+    assert out.splitlines() == [r"/absent/\xff.so Setting(SWITCHYARD_MPI_MODULE='/absent/\xff.so', origin='environment')",
+                                "NotAvailableError True", "InvalidArgumentError True", "InvalidArgumentError True", "raised"]
+
+
 def messages_of(run):
     """What the library logs meanwhile, at level debug."""
     seen = []
