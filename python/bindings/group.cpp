@@ -82,8 +82,11 @@ StoreFunctions store_functions(nb::handle store) {
 PyGroup from_store(int rank, int size, nb::handle store, const std::string& engine,
                    std::int64_t timeout_ms, const std::string& secret) {
   const GroupOptions options = options_of(engine, timeout_ms, secret);
-  std::string address;
-  if (nb::try_cast(store, address)) {
+  if (nb::isinstance<nb::str>(store) || nb::isinstance<nb::bytes>(store) ||
+      nb::hasattr(store, "__fspath__")) {
+    // As the system has paths: with bytes that are not UTF-8 too.
+    const nb::bytes path = nb::cast<nb::bytes>(nb::module_::import_("os").attr("fsencode")(store));
+    const std::string address(path.c_str(), path.size());
     return made(without_gil([&] { return Group::from(rank, size, address, options); }));
   }
   const StoreFunctions functions = store_functions(store);

@@ -2,6 +2,7 @@
 """Types of arguments, for annotations."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol, Union, runtime_checkable
 
@@ -33,4 +34,4 @@ DTypeLike = Any
 SchemeLike = Any
 # A cudaStream_t as an int, or an object with __cuda_stream__, cuda_stream (torch) or ptr (cupy).
 StreamLike = Any
-StoreLike = Union[str, StoreObject, tuple[Callable[[str, str], Any], Callable[[str, int], "str | None"]]]
+StoreLike = Union[str, os.PathLike, StoreObject, tuple[Callable[[str, str], Any], Callable[[str, int], "str | None"]]]

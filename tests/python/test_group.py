@@ -2,6 +2,7 @@
 """Groups: threads, processes over every kind of store, errors of ranks."""
 import importlib.util
 import os
+import pathlib
 import shutil
 import threading
 import time
@@ -40,6 +41,22 @@ def test_processes(start_program, tmp_path, kind):
     assert [process.returncode for process in ranks] == [0, 0, 0], outputs
     assert [out.split() for out, _ in outputs] == [["shm", "0", "3", "0", "2", "3"], ["shm", "1", "3", "0", "1", "3"],
                                                    ["shm", "2", "3", "1", "2", "3"]]
+
+
+@pytest.mark.parametrize("kind", [pathlib.Path, str, os.fsencode])
+def test_paths_of_the_system(tmp_path, kind):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")  # not UTF-8
+    os.mkdir(folder)
+    made = []
+    ranks = [threading.Thread(target=lambda rank=rank: made.append(Group(rank, 2, kind(f"{folder}/store"), timeout_ms=20000)))
+             for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert sorted(group.rank for group in made) == [0, 1]
+    with pytest.raises(switchyard.Error, match="No such file or directory"):
+        Group(0, 2, kind(f"{folder}/absent/store"), timeout_ms=1000)
 
 
 @pytest.mark.parametrize("as_pair", [True, False])
