@@ -302,6 +302,8 @@ def test_refused():
             with pytest.raises(switchyard.NotSupportedError, match=phrase):
                 make_exchange(group, **options)
         with make_exchange(group) as exchange:
+            with pytest.raises(switchyard.ArgumentTypeError, match="received is a NoneType, must be what dispatch returned"):
+                exchange.combine(None, batch(0)[0])
             with pytest.raises(ValueError, match="topk_weights"):
                 exchange.dispatch(*batch(0)[:2], torch.ones(T, K, dtype=torch.float16))
             name, received = exchange.name, exchange.dispatch(*batch(0))

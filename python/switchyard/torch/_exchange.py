@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 import switchyard
-from switchyard.errors import InvalidArgumentError, NotSupportedError
+from switchyard.errors import ArgumentTypeError, InvalidArgumentError, NotSupportedError
 from switchyard.torch._quantize_ops import empty_scales
 
 _exchanges: weakref.WeakValueDictionary[str, Exchange] = weakref.WeakValueDictionary()
@@ -137,6 +137,8 @@ class Exchange:
 
         Gradients: to rows, and to received.weights, from where they reach topk_weights.
         """
+        if not isinstance(received, Received):
+            raise ArgumentTypeError(f"combine: received is a {type(received).__name__}, must be what dispatch returned")
         weights = None if weighted or self.is_token_major else received.weights
         return torch.ops.switchyard.combine(rows, weights, received.total_rows, received.sent_topk_ids, received.sent_topk_weights,
                                             self.name, received.slot)
