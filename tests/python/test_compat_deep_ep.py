@@ -338,11 +338,25 @@ def test_tensors_of_the_library_come_back_as_such():
     (lambda b, x, i, w: b.internode_combine(x), NotSupportedError, "combine serves"),
     (lambda b, x, i, w: b.get_local_buffer_tensor(None), NotSupportedError, "internal"),
     (lambda b, x, i, w: b.set_num_sms(3), InvalidArgumentError, "even"),
+    (lambda b, x, i, w: b.set_num_sms("20"), InvalidArgumentError, "is '20', must be an even int"),
 ])
 def test_errors(call, error, phrase):
     def rank(buffer, group):
         with pytest.raises(error, match=phrase):
             call(buffer, *BATCHES[group.rank])
+
+    on_ranks(rank)
+
+
+def test_handles_of_other_calls():
+    def rank(buffer, group):
+        x, ids, weights = BATCHES[group.rank]
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, MAX, E, use_fp8=False)
+        for wrong in (None, tuple(handle)):
+            for call in (lambda: buffer.low_latency_combine(rows, ids, weights, wrong), lambda: buffer.get_next_low_latency_combine_buffer(wrong)):
+                with pytest.raises(switchyard.ArgumentTypeError, match="(buffer|combine): handle is a .*, must be what dispatch returned"):
+                    call()
+        buffer.low_latency_combine(rows, ids, weights, handle)
 
     on_ranks(rank)
 

@@ -66,6 +66,8 @@ def test_memory_of_more_rows(num_tokens):
     rows, row_scales, expert_ids, inv_perm = deep_gemm.deepgemm_moe_permute(x, scales, ids, L, MAP, None, out)
     assert rows is out and row_scales.shape == (num_rows, H // 128) and expert_ids.shape == (num_rows,)
     assert (expert_ids >= 0).sum() == (inv_perm >= 0).sum() == (LOCAL[:num_tokens] >= 0).sum()
+    with pytest.raises(InvalidArgumentError, match="alignment is 0, must be at least 1"):
+        deep_gemm.expert_num_tokens_round_up_and_sum(np.ones(2, np.int32), 0)
     with pytest.raises(InvalidArgumentError, match="or have more rows"):
         deep_gemm.deepgemm_moe_permute(X, SCALES, IDS, L, MAP, None, np.zeros((A - 1, H), X.dtype))
 

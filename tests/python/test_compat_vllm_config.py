@@ -86,6 +86,8 @@ def test_shapes_of_scales():
     assert vllm.fp8_w8a8_moe_quant_config(**W).scale_shape(64, 7168) == (1, 1)
     assert vllm.fp8_w8a8_moe_quant_config(**W, per_act_token_quant=True).batched_scale_shape(4, 64, 7168) == (4, 64, 1)
     assert vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128, 128]).scale_shape(64, 7160) == (64, 56)
+    with pytest.raises(switchyard.InvalidArgumentError, match=r"block_shape is \[128\], must be \[rows, columns\]"):
+        vllm.fp8_w8a8_moe_quant_config(**W, block_shape=[128])
     weights_only = vllm.int8_w8a16_moe_quant_config(**W, block_shape=[1, 64])  # a block, and nothing quantized
     assert weights_only.is_block_quantized and weights_only.scale_shape(64, 128) is None
 

@@ -109,8 +109,8 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Kept, and without effect: the grid of a kernel follows the size of the call."""
-        if new_num_sms % 2:
-            raise InvalidArgumentError(f"set_num_sms: {new_num_sms}, must be even")
+        if not isinstance(new_num_sms, int) or new_num_sms % 2:
+            raise InvalidArgumentError(f"set_num_sms: new_num_sms is {new_num_sms!r}, must be an even int")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -135,7 +135,7 @@ class Buffer:
         """torch's current stream: calls work in the stream of the caller."""
         import torch  # pylint: disable=import-outside-toplevel
 
-        return torch.cuda.current_stream()
+        return (torch.cuda if torch.cuda.is_available() else torch.cpu).current_stream()
 
     def get_local_buffer_tensor(self, *_: Any, **__: Any) -> Any:
         """Not supported: windows hold several exchanges, whose layouts are internal."""
@@ -196,6 +196,7 @@ class Buffer:
             raise refuse("low_latency_combine", "combine_wait_recv_cost_stats", "waits of a combine are not measured")
         if self._low_latency is None:
             raise InvalidArgumentError("low_latency_combine: nothing was dispatched, must follow low_latency_dispatch")
+        require_handle("low_latency_combine", handle, LowLatencyHandle)
         if zero_copy and not handle.has_combine_buffer:
             raise InvalidArgumentError("low_latency_combine: zero_copy is set, but get_next_low_latency_combine_buffer was not called "
                                        "for this handle; call it and write the rows there")
@@ -208,6 +209,7 @@ class Buffer:
         """[L, C, H] bf16 for results, to be used with zero_copy."""
         if self._low_latency is None:
             raise InvalidArgumentError("get_next_low_latency_combine_buffer: nothing was dispatched, must follow low_latency_dispatch")
+        require_handle("get_next_low_latency_combine_buffer", handle, LowLatencyHandle)
         rows = like(self._low_latency.combine_buffer(handle.call), handle[0])
         handle.has_combine_buffer = True
         return rows

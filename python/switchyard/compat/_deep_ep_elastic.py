@@ -155,7 +155,7 @@ class ElasticBuffer:
         """torch's current stream: calls work in the stream of the caller."""
         import torch  # pylint: disable=import-outside-toplevel
 
-        return torch.cuda.current_stream()
+        return (torch.cuda if torch.cuda.is_available() else torch.cpu).current_stream()
 
     @staticmethod
     def capture() -> EventHandle:

@@ -35,6 +35,8 @@ def deep_gemm_block_shape() -> list[int]:
 
 def expert_num_tokens_round_up_and_sum(expert_num_tokens: Any, alignment: int) -> int:
     """The sum of counts, each rounded up to a multiple of `alignment`. Waits for a GPU that has them."""
+    if alignment < 1:
+        raise InvalidArgumentError(f"expert_num_tokens_round_up_and_sum: alignment is {alignment}, must be at least 1")
     if is_torch(expert_num_tokens):
         expert_num_tokens = expert_num_tokens.detach().cpu()
     counts = expert_num_tokens.to("cpu") if isinstance(expert_num_tokens, Tensor) else expert_num_tokens

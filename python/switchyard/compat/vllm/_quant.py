@@ -238,6 +238,8 @@ def group_shapes(quant_dtype: Any, per_act_token_quant: bool, per_out_ch_quant: 
         if per_act_token_quant or per_out_ch_quant:
             raise InvalidArgumentError(f"make: block_shape is {list(block_shape)} with per_act_token_quant={per_act_token_quant} and "
                                        f"per_out_ch_quant={per_out_ch_quant}, both must be False with a block")
+        if len(block_shape) != 2:
+            raise InvalidArgumentError(f"make: block_shape is {list(block_shape)}, must be [rows, columns]")
         shape = GroupShape(*block_shape)
         if shape in (GroupShape.PER_TENSOR, GroupShape.PER_TOKEN):
             raise InvalidArgumentError(f"make: block_shape is {list(block_shape)}, must be a block: leave it out for one scale per tensor, "
