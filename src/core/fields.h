@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fields.h: the fields of a struct of options, each listed once: its name, its member and what it
-// means. Agreement between ranks, the C and the Python interface and the documentation walk these
-// lists. exchange/exchange_fields.h and moe/config have them.
+// means. Agreement between ranks, the Python classes and the checks of QuantConfig's builders walk
+// these lists; C copies field by field. exchange/exchange_fields.h and moe/config have them.
 #pragma once
 
 #include <tuple>
@@ -11,7 +11,7 @@ namespace switchyard {
 
 template <typename T, typename M>
 struct OptionField {
-  const char* name;  ///< as the member; the same in C, in Python and in messages
+  const char* name;  ///< as the member; the same in Python and in messages
   M T::*member;
   const char* help;
   bool is_agreed;  ///< every rank must pass the same value
