@@ -11,6 +11,7 @@
 
 #include "conformance/pairwise.h"
 #include "core/round_up.h"
+#include "quant/scheme.h"
 
 namespace switchyard::conformance {
 namespace {
@@ -18,13 +19,11 @@ namespace {
 constexpr std::int64_t kSlack = 3;  // room beyond the tokens that come
 
 const std::vector<QuantScheme>& wire_schemes() {
-  static const std::vector<QuantScheme> kSchemes{
-      schemes::kNone,           QuantScheme{DType::kF16}, QuantScheme{DType::kF32},
-      schemes::kFp8Block,       schemes::kFp8BlockDeepEp, schemes::kFp8Ue8m0,
-      schemes::kFp8Ue8m0DeepEp, schemes::kFp8Token,       schemes::kFp8Tensor,
-      schemes::kInt8Token,      schemes::kInt8Tensor,     schemes::kInt8Block,
-      schemes::kNvfp4,          schemes::kMxfp4,          schemes::kMxfp6E3M2,
-      schemes::kMxfp6E2M3,      schemes::kMxfp8};
+  static const std::vector<QuantScheme> kSchemes = [] {
+    std::vector<QuantScheme> all = named_schemes();  // the first is none
+    all.insert(all.begin() + 1, {QuantScheme{DType::kF16}, QuantScheme{DType::kF32}});
+    return all;
+  }();
   return kSchemes;
 }
 
