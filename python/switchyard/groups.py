@@ -54,7 +54,7 @@ def from_mpi(communicator, **options) -> Group:
     """See Group.from_mpi."""
     refusal = _refusal_of(lambda: require_mpi_options(communicator.Get_rank(), communicator.Get_size(), **options))
     _raise_refusals(communicator, refusal)
-    reasons = communicator.allgather(why_no_communicators())
+    reasons = communicator.allgather(why_no_communicators() if hasattr(communicator, "py2f") else "its communicator is not MPI's")
     if not any(reasons):
         return group_from_mpi_handle(communicator.py2f(), **options)
     import socket  # pylint: disable=import-outside-toplevel

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """switchyard.compat.flashinfer: where the ranks of a mapping come from, and the names that engines import."""
 import sys
+import threading
 import types
 
 import numpy as np
@@ -67,6 +68,42 @@ def test_ranks_of_a_configuration():
         flashinfer.MnnvlMemory.set_comm_from_config(mapping, config)
         assert flashinfer.MnnvlMemory.supports_mnnvl()
         assert flashinfer.MnnvlMemory(mapping, 1 << 20).as_torch_strided_tensor(None).group is group
+
+    run_local(2, rank)
+
+
+def test_ranks_of_a_communicator():
+    """As vLLM's: its bcast is wrong in a group that is not the world, and its mapping has one rank that holds experts."""
+    seen, barrier = [None, None], threading.Barrier(2)
+
+    class Communicator(CommBackend):
+        def __init__(self, rank):
+            self.rank = rank
+
+        def Get_rank(self):  # pylint: disable=invalid-name
+            return self.rank
+
+        def Get_size(self):  # pylint: disable=invalid-name
+            return 2
+
+        def allgather(self, value):
+            seen[self.rank] = value
+            barrier.wait()
+            values = list(seen)
+            barrier.wait()
+            return values
+
+    def rank(group):
+        config = MnnvlConfig(Communicator(group.rank))
+        mapping = types.SimpleNamespace(world_size=2, rank=group.rank, moe_ep_size=1, moe_ep_rank=0)
+        moe = flashinfer.MoeAlltoAll(mapping, 4, 1, 2, mnnvl_config=config)
+        x = np.full((3, 8), group.rank + 1, np.float32)
+        rows, = moe.dispatch(np.full((3, 1), 1 - group.rank, np.int32), [x], 3)
+        assert (rows[1 - group.rank] == 2 - group.rank).all()
+        np.testing.assert_array_equal(moe.combine(rows, 3), x)
+        mapping.world_size = 4
+        with pytest.raises(InvalidArgumentError, match="rank 0 of 1, but the group has rank . of 2"):
+            flashinfer.MnnvlMoe.get_moe_workspaces(mapping, config)
 
     run_local(2, rank)
 

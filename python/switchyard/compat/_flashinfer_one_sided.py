@@ -17,7 +17,7 @@ class MoeAlltoAll:
     """Several payloads in one dispatch, then exactly one combine. Every rank makes the same calls.
 
     Memory is the library's, taken at the first call of each row size; `workspace_size_per_rank`
-    and `hidden_size` have no effect, and of `mnnvl_config` only a TorchDistBackend. Masks are accepted while they have all ranks.
+    and `hidden_size` have no effect, and of `mnnvl_config` only comm_backend. Masks are accepted while they have all ranks.
     """
 
     def __init__(self, mapping: Any, max_num_tokens: int, top_k: int, num_experts: int, workspace_size_per_rank: int | None = None,
@@ -35,6 +35,7 @@ class MoeAlltoAll:
         self._native: OneSidedAllToAll | None = None
         self._tokens: int | None = None  # of the dispatch that waits for its combine
         self._runtime_max = 0
+        self.eplb_gathered_stats = None
 
     @staticmethod
     def get_moe_workspace_size_per_rank(ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int,

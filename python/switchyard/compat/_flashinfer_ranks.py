@@ -21,7 +21,8 @@ def use_group(group: Any) -> None:
 
 
 class CommBackend:
-    """Base class of programs' own communicators, which are accepted, without effect: see use_group."""
+    """Base class of programs' own communicators. As comm_backend of MnnvlConfig one names the ranks, by Get_rank(), Get_size()
+    and allgather() of any object; all of them on one host."""
 
 
 class TorchDistBackend(CommBackend):
@@ -33,7 +34,7 @@ class TorchDistBackend(CommBackend):
 
 @dataclasses.dataclass
 class MnnvlConfig:
-    """A TorchDistBackend names the ranks; the sizes have no effect."""
+    """comm_backend names the ranks; the sizes have no effect."""
 
     comm_backend: Any = None
     allocation_granularity: int = 0
@@ -76,11 +77,33 @@ def ranks_of(mapping: Any, config: MnnvlConfig | None = None) -> Group:
         return group_of(mapping)[0]  # a process group
     size = mapping.moe_ep_size if mapping.moe_ep_size > 0 else mapping.world_size
     backend = getattr(config, "comm_backend", None)
-    group = group_of(backend.group)[0] if isinstance(backend, TorchDistBackend) else _default_group(size)
+    if isinstance(backend, TorchDistBackend):
+        group = group_of(backend.group)[0]
+    elif hasattr(backend, "allgather"):
+        group = Group.from_mpi(_Communicator(backend))
+        if (group.rank, group.size) == (mapping.rank, mapping.world_size):
+            return group  # FlashInfer's own Mapping has moe_ep_size 1 where a program gives tp_size alone, as vLLM does
+    else:
+        group = _default_group(size)
     if (group.rank, group.size) != (mapping.moe_ep_rank, size):
         raise InvalidArgumentError(f"mapping: rank {mapping.moe_ep_rank} of {size}, but the group has rank {group.rank} of {group.size}; "
                                    "pass use_group() the ranks that hold the experts")
     return group
+
+
+class _Communicator:
+    """A CommBackend as from_mpi wants a communicator. Its own bcast is not called: vLLM's takes the root for a rank of the world."""
+
+    def __init__(self, backend: Any):
+        self.Get_rank, self.Get_size, self.allgather = backend.Get_rank, backend.Get_size, backend.allgather  # pylint: disable=invalid-name
+
+    def bcast(self, value: Any, root: int) -> Any:
+        """From one rank to all."""
+        return self.allgather(value)[root]
+
+    def Barrier(self) -> None:  # pylint: disable=invalid-name
+        """Returns once every rank has called it."""
+        self.allgather(None)
 
 
 def _default_group(size: int) -> Group:
