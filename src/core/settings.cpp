@@ -13,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::array<SettingInfo, 17> kSettings{{
+constexpr std::array<SettingInfo, 18> kSettings{{
     {"SWITCHYARD_ENGINE", "auto",
      "how ranks reach each other: auto, local (threads), shm (processes of one host), mpi "
      "(processes of several hosts)"},
@@ -50,6 +50,9 @@ constexpr std::array<SettingInfo, 17> kSettings{{
     {"SWITCHYARD_USE_FLASHINFER_MOE_FP4", "0", "1: a MoEConfig asks for FlashInfer's fp4 kernels"},
     {"SWITCHYARD_FLASHINFER_MOE_BACKEND", "throughput",
      "which of FlashInfer's kernels a MoEConfig asks for: throughput, latency or masked_gemm"},
+    {"SWITCHYARD_VLLM", "",
+     "in vLLM, which modules are ours: 1 for deep_ep and flashinfer.comm, or their names with "
+     "commas; empty: none"},
 }};
 
 std::mutex program_mutex;

@@ -288,6 +288,8 @@ class DocsTest(unittest.TestCase):
 
     def test_the_readme_is_short_and_begins_with_a_measured_number(self):
         self.assertLessEqual(len(read("README.md").split()), 1200)
+        (vllm,) = re.findall(r"^    (SWITCHYARD_VLLM=.*)$", read("README.md"), re.MULTILINE)
+        self.assertIn(f"\n    {vllm}\n", read("docs/from_vllm.md").split("\n## ")[0])
         (us, _, ratio), *_ = [row[1:4] for row in table_rows("README.md") if row[0] == "1"]
         self.expect_sentence("README.md", f"take {us} us on 2 H200, {float(ratio.rstrip('x')):.1f} times as fast as NCCL")
 
