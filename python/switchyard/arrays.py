@@ -79,23 +79,35 @@ def _scaled(layer, name):
 
 
 def _numbers(values, name):
-    if isinstance(values, Tensor):
-        values = to_numpy(values.to("cpu"))
-    if hasattr(values, "tolist"):
-        try:
-            values = values.tolist()
-        except (RuntimeError, NotImplementedError) as error:  # of torch: sparse, freed or on "meta"
-            reason = str(error).split("\n", maxsplit=1)[0]
-            raise InvalidArgumentError(f"{name} shows no values ({reason}), must be an array with memory") from error
+    values = _plain(values, name)
     try:
         array = numpy.array(values)
         if array.dtype == object and all(isinstance(value, int) for value in array.flat):
             array = array.astype(numpy.float64)  # larger than any integer type
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # lists of several lengths, tensors of a GPU
+    except (TypeError, ValueError, OverflowError):  # lists of several lengths
         array = None
     if array is None or array.dtype.kind not in "biuf" or array.ndim == 0:
         raise ArgumentTypeError(f"{name} is {reprlib.repr(values)}, must be a list or an array of numbers")
     return array
+
+
+def _plain(values, name, depth=0):
+    """Python's numbers for arrays, lists of arrays too: numpy would read the memory of freed tensors."""
+    if isinstance(values, (list, tuple)):
+        if depth == 2:
+            raise ArgumentTypeError(f"{name} has lists in lists of lists, must be a list or an array of numbers")
+        return [_plain(value, name, depth + 1) for value in values]
+    if isinstance(values, Tensor):
+        values = to_numpy(values.to("cpu"))
+    if not hasattr(values, "tolist"):
+        return values
+    try:
+        if hasattr(values, "untyped_storage") and values.numel() and not values.untyped_storage().nbytes():
+            raise RuntimeError("its storage is freed")
+        return values.tolist()
+    except (RuntimeError, NotImplementedError) as error:  # of torch: sparse, freed or on "meta"
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise InvalidArgumentError(f"{name} shows no values ({reason}), must be an array with memory, or a list of them") from error
 
 
 def _as_ints(array, name):

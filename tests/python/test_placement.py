@@ -65,6 +65,30 @@ def test_loads_of_torch():
                 call()
 
 
+def test_loads_in_lists_of_arrays():
+    torch = pytest.importorskip("torch")
+    want = switchyard.balance_experts(LOAD, 16, 4)
+    for rows in (torch.tensor([LOAD, LOAD]), np.array([LOAD, LOAD]), [switchyard.Tensor.wrap(np.array(LOAD))] * 2):
+        assert switchyard.balance_experts(list(rows), 16, 4) == [want, want]
+    freed = [torch.ones(()), torch.ones(1), torch.ones(8)]
+    for tensor in freed:
+        tensor.untyped_storage().resize_(0)
+    with torch._subclasses.FakeTensorMode():  # pylint: disable=protected-access
+        fake = torch.ones(8)
+    without = [*freed, torch.ones(8).to_sparse(), torch.ones(8, device="meta"), fake]
+    calls = (lambda values: switchyard.balance_experts(values, 8, 1), lambda values: switchyard.load_balance(values, range(8), 1),
+             lambda values: switchyard.compute_logical_maps(values, 8), switchyard.ExpertLoad(8).add_counts,
+             lambda values: switchyard.compute_sp_num_tokens(values, 2))
+    for values in [[tensor] for tensor in without] + [([1.0, freed[0]],)]:
+        for call in calls:
+            with pytest.raises(switchyard.InvalidArgumentError, match="shows no values .*, must be an array with memory, or a list of them"):
+                call(values)
+    hidden = [np.ma.array(1.0, mask=True)] * 8
+    for call in calls:
+        with pytest.raises(switchyard.ArgumentTypeError, match="must be a list or an array of numbers"):
+            call(hidden)
+
+
 @pytest.mark.parametrize("call, phrase", [
     (lambda: switchyard.balance_experts(np.array(LOAD) * np.nan, 16, 4), r"balance_experts: logical_load\[0\] is nan"),
     (lambda: switchyard.balance_experts([1.0, np.inf], 16, 4), r"logical_load\[1\] is inf"),
