@@ -12,6 +12,7 @@ from switchyard import InvalidArgumentError
 from switchyard.compat import install
 
 _MODULES = ("deep_ep", "flashinfer.comm")
+_LOG = logging.getLogger("vllm.switchyard")
 _USERS = "vllm.model_executor.layers.fused_moe.all2all_utils"  # reads once, when it is imported, whether there is a deep_ep
 
 
@@ -26,11 +27,11 @@ def use(wanted: str) -> None:
         names = ("deep_ep",)
     if "deep_ep" in names:
         if _USERS in sys.modules and "deep_ep" not in sys.modules:
-            raise ImportError("SWITCHYARD_VLLM: vLLM has looked for deep_ep already; its plug-ins must be loaded before its MoE layers")
+            _LOG.warning("SWITCHYARD_VLLM: vLLM looked for deep_ep before its plug-ins were loaded; the backends deepep_* fail in this process")
         os.environ.setdefault("EP_DISABLE_GIN", "1")  # else vLLM refuses deepep_v2 without NICs that GPUs start by themselves
         _ask_for_no_nccl(sys.modules.get("vllm.utils.import_utils"))
     install(*names)
-    logging.getLogger("vllm.switchyard").info("Switchyard %s is %s (SWITCHYARD_VLLM=%s)", switchyard.__version__, " and ".join(names), wanted)
+    _LOG.info("Switchyard %s is %s (SWITCHYARD_VLLM=%s)", switchyard.__version__, " and ".join(names), wanted)
 
 
 def _ask_for_no_nccl(utils: Any) -> None:
