@@ -121,8 +121,8 @@ struct ExpertOptions {
   /// Per-tensor schemes use one scale per expert.
   QuantScheme intermediate = schemes::kNone;
   Activation activation{};  ///< between the two GEMMs
-  /// [1] or [L] f32, read once. One scale per tensor: replaces the dynamic one; nvfp4: the
-  /// global scale, required; other schemes: absent.
+  /// [1] or [L] f32, positive and finite, read once. One scale per tensor: replaces the dynamic
+  /// one; nvfp4: the global scale, required; other schemes: absent.
   TensorView intermediate_scale{};
 };
 

@@ -262,7 +262,7 @@ struct PrepareFinalizeConfig {
   /// are dequantized on arrival, rounded to bf16 and quantized again.
   std::optional<QuantScheme> wire_scheme{};
   /// The static scale of per-tensor schemes (vLLM's a1_scale), the global scale of nvfp4
-  /// (a1_gscale). The same on every rank.
+  /// (a1_gscale). Positive and finite; the same on every rank.
   std::optional<float> static_scale{};
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;  ///< of what experts get
   /// Absent: per_expert for kLowLatency and kLocal, else per_rank. With kLocal both are one.

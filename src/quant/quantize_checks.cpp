@@ -139,9 +139,13 @@ float check_global_value(const char* function, const char* name, const TensorVie
                          const QuantScheme& scheme) {
   if (!scheme.needs_tensor_scale()) return 1.0f;
   const float value = *scale.as<float>();
+  check_scale_value(function, name, value);
+  return value;
+}
+
+void check_scale_value(const char* function, const char* name, float value) {
   require(value > 0.0f && std::isfinite(value), Errc::kInvalidArgument,
           "{}: {} is {}, must be a positive number", function, name, value);
-  return value;
 }
 
 bool stores_scales(const QuantScheme& scheme) {

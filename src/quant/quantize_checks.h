@@ -40,6 +40,9 @@ BatchRows check_dequantize_batched(const TensorView& q, const TensorView& scales
 float check_global_value(const char* function, const char* name, const TensorView& scale,
                          const QuantScheme& scheme);
 
+/// A scale that is an option, not data: positive and finite.
+void check_scale_value(const char* function, const char* name, float value);
+
 BatchRows check_quantize_batched(const TensorView& x, const TensorView& counts,
                                  const QuantScheme& scheme, const TensorView& q,
                                  const TensorView& scales, const TensorView& static_scale);

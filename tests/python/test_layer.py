@@ -281,6 +281,12 @@ def test_errors(call, phrase):
         call()
 
 
+@pytest.mark.parametrize("scale", [float("nan"), 0.0, -1.0, float("inf")])
+def test_static_scales_are_positive(scale):
+    with pytest.raises(switchyard.InvalidArgumentError, match=rf"static_scale is {scale:g}, must be a positive number"):
+        make_prepare_finalize("local", None, **{**SIZES, "scheme": "fp8_tensor", "static_scale": scale})
+
+
 def test_unknown_keywords():
     for call in (lambda: make_prepare_finalize("local", None, colour=1), lambda: Experts(GATE, UP, DOWN, colour=1),
                  lambda: make_prepare_finalize("local", None, **SIZES).prepare(*batch(0), colour=1)):

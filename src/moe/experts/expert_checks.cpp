@@ -11,6 +11,7 @@
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "moe/experts/expert_input.h"
+#include "quant/quantize_checks.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -172,6 +173,9 @@ void check_options(const char* function, const ExpertShape& shape, const ExpertO
   require(is_needed ? scale.has_value() : scheme.group == ScaleGroup::kTensor || !scale.has_value(),
           Errc::kInvalidArgument, "{}: intermediate_scale is {}, must be {} for {}", function,
           scale.describe(), is_needed ? "f32 [1] or [L]" : "absent", name_of(scheme));
+  for (const float value : expert_scalars(scale, shape.num_experts)) {
+    check_scale_value(function, "intermediate_scale", value);
+  }
   check_activation(function, options.activation);
 }
 

@@ -15,6 +15,7 @@
 #include "core/fail.h"
 #include "core/require_device.h"
 #include "moe/prepare/prepare_recipe.h"
+#include "quant/quantize_checks.h"
 
 namespace switchyard {
 namespace {
@@ -96,6 +97,7 @@ float only_value(const char* name, const TensorView& scale) {
           Errc::kInvalidArgument, "{}: {} is {}, must be f32, contiguous, not empty", kFunction,
           name, scale.describe());
   const float value = *scale.as<float>();
+  check_scale_value(kFunction, name, value);
   for (std::int64_t i = 1; i < scale.num_elements(); ++i) {
     require(scale.as<float>()[i] == value, Errc::kNotSupported,
             "{}: {}[{}] is {} and {}[0] {}, must be equal: rows are quantized before they meet "

@@ -9,6 +9,7 @@
 #include "core/bytes.h"
 #include "core/fail.h"
 #include "exchange/exchange_shape.h"
+#include "quant/quantize_checks.h"
 #include "quant/scheme.h"
 
 namespace switchyard {
@@ -42,6 +43,9 @@ void check_schemes(const PrepareFinalizeConfig& config) {
               !(config.scheme.needs_tensor_scale() || wire.needs_tensor_scale()),
           Errc::kInvalidArgument,
           "prepare_finalize: static_scale is absent, nvfp4 needs one: the scale of all tokens");
+  if (config.static_scale.has_value()) {
+    check_scale_value("prepare_finalize", "static_scale", *config.static_scale);
+  }
   require(wire == config.scheme || !wants_static_scale(wire) || !wants_static_scale(config.scheme),
           Errc::kInvalidArgument,
           "prepare_finalize: wire_scheme is {} and scheme {}, must not both take static_scale",

@@ -2,6 +2,7 @@
 //
 // Every named scheme for the rows and for the activation, and swizzled scales.
 
+#include <cmath>
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -110,6 +111,10 @@ TEST(ExpertSchemesTest, BadRowsAndOptionsAreNamed) {
   });
   test::expect_invalid("intermediate_scale is absent, must be f32",
                        [&] { make_exact_experts(nvfp4.weights(), {schemes::kNvfp4}); });
+  const float infinite = HUGE_VALF;
+  test::expect_invalid("intermediate_scale is inf, must be a positive number", [&] {
+    make_exact_experts(nvfp4.weights(), {schemes::kNvfp4, {}, TensorView::of(&infinite, {1})});
+  });
   const Problem odd(64, 7, {3});
   test::expect_invalid("intermediate is mxfp4 of 7 elements",
                        [&] { make_exact_experts(odd.weights(), {schemes::kMxfp4}); });

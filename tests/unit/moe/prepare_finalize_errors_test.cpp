@@ -3,8 +3,10 @@
 // What is refused: configurations, and calls on one rank, after which the group stays usable.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,6 +44,12 @@ TEST(PrepareFinalizeErrorsTest, ConfigurationsThatNoClassServes) {
            [](auto& c) { c.num_micro_batches = std::numeric_limits<std::int32_t>::max(); });
     refuse("static_scale is absent, nvfp4 needs one", [](auto& c) { c.scheme = schemes::kNvfp4; });
     refuse("static_scale is absent", [](auto& c) { c.wire_scheme = schemes::kNvfp4; });
+    for (const float scale : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
+      refuse(fmt::format("static_scale is {}, must be a positive number", scale), [&](auto& c) {
+        c.scheme = schemes::kFp8Tensor;
+        c.static_scale = scale;
+      });
+    }
     refuse("must not both take static_scale", [](auto& c) {
       c.wire_scheme = schemes::kNvfp4;
       c.scheme = schemes::kFp8Tensor;

@@ -289,6 +289,10 @@ TEST(PrepareFinalizeFactoryTest, Nvfp4) {
     EXPECT_EQ(config_of(nvfp4(false)).scale_layout, ScaleLayout::kRowMajor);
     const TensorView equal = TensorView::of(kEqualScales.data(), {3});
     EXPECT_EQ(config_of(QuantConfig::nvfp4({.a1_gscale = equal})).static_scale, kGlobalScale);
+    const float nothing = 0.0f;
+    test::expect_invalid("a1_gscale is 0, must be a positive number", [&] {
+      config_of(QuantConfig::nvfp4({.a1_gscale = TensorView::of(&nothing, {1})}));
+    });
   }
 }
 
