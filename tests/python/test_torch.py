@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -68,6 +69,30 @@ def test_quantize(scheme, device):
     # test_schema multiplies its arguments, which torch cannot with fp8.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")[0 if scheme in ("int8_token", "mxfp6_e3m2") else 1:2]
     opcheck(ops.dequantize, (q, scales, scheme, torch.float32, scale), test_utils=checks)
+
+
+@pytest.mark.parametrize("wrong", [None, [[1.0] * H], np.ones((T, H), np.float32)], ids=["None", "list", "numpy"])
+def test_what_is_no_tensor(group, wrong):
+    x, ids, weights = leaves(0, "cpu")
+    functions = {
+        switchyard.torch.quantize: {"x": x, "scheme": "fp8_token"},
+        switchyard.torch.dequantize: {"q": x, "scales": None, "scheme": "fp8_token"},
+        switchyard.torch.permute: {"x": x, "topk_ids": ids, "num_local_experts": E},
+        switchyard.torch.unpermute_and_reduce: {"expert_output": x, "inv_perm": ids},
+        switchyard.torch.weight_and_reduce: {"expert_output": x, "topk_weights": weights, "topk_ids": ids},
+    }
+    with make_exchange(group, "compact", "cpu") as exchange:
+        received = exchange.dispatch(x, ids, weights)
+        functions |= {exchange.dispatch: {"x": x, "topk_ids": ids}, exchange.combine: {"received": received, "rows": received.rows}}
+        for function, arguments in functions.items():
+            for name, value in arguments.items():
+                if value is not None:
+                    with pytest.raises(switchyard.ArgumentTypeError, match=rf"{function.__name__}: {name} is (None|a \w+), must be "):
+                        function(**{**arguments, name: wrong})
+        exchange.combine(received, received.rows)
+    for options in ({"static_scale": 1.0}, {"scale_ub": "1"}, {"scale_layout": None}):
+        with pytest.raises(TypeError, match=f"quantize: {next(iter(options))} is "):
+            switchyard.torch.quantize(x, "fp8_token", **options)
 
 
 def test_quantize_of_unknown_names():

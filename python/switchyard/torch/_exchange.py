@@ -21,6 +21,7 @@ import torch
 
 import switchyard
 from switchyard.errors import ArgumentTypeError, InvalidArgumentError, NotSupportedError
+from switchyard.torch._library import MAYBE_TENSOR, SIZE, TENSOR, require_type
 from switchyard.torch._quantize_ops import empty_scales
 
 _exchanges: weakref.WeakValueDictionary[str, Exchange] = weakref.WeakValueDictionary()
@@ -121,6 +122,9 @@ class Exchange:
 
         Gradients: of rows to x, of weights to topk_weights; unless the scheme quantizes.
         """
+        require_type("dispatch", TENSOR, x=x, topk_ids=topk_ids)
+        require_type("dispatch", MAYBE_TENSOR, topk_weights=topk_weights, scales=scales, tensor_scale=tensor_scale)
+        require_type("dispatch", SIZE, slot=slot)
         rows, row_weights, row_scales, ids, first_row, num_rows, total_rows = torch.ops.switchyard.dispatch(
             x, topk_ids, topk_weights, scales, tensor_scale, self.name, slot)
         return Received(rows, row_scales if self.has_scales else None, row_weights if topk_weights is not None else None,
@@ -139,6 +143,7 @@ class Exchange:
         """
         if not isinstance(received, Received):
             raise ArgumentTypeError(f"combine: received is a {type(received).__name__}, must be what dispatch returned")
+        require_type("combine", TENSOR, rows=rows)
         weights = None if weighted or self.is_token_major else received.weights
         return torch.ops.switchyard.combine(rows, weights, received.total_rows, received.sent_topk_ids, received.sent_topk_weights,
                                             self.name, received.slot)

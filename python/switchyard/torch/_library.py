@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy
 import torch
+
+from switchyard.errors import ArgumentTypeError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,6 +28,21 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Function], Func
         return function
 
     return register
+
+
+TENSOR = (torch.Tensor,)
+MAYBE_TENSOR = (torch.Tensor, type(None))
+NAME = (str,)
+SIZE = (int, torch.SymInt, numpy.integer)
+"""Symbols while torch compiles."""
+
+
+def require_type(function: str, types: tuple[type, ...], /, **given: Any) -> None:
+    """ArgumentTypeError for the first argument that is none of the types. Torch's own error is a RuntimeError."""
+    for name, value in given.items():
+        if not isinstance(value, types):
+            shown = "None" if value is None else f"a {type(value).__name__}"
+            raise ArgumentTypeError(f"{function}: {name} is {shown}, must be a {types[0].__name__}")
 
 
 def without_gradient(name: str) -> None:

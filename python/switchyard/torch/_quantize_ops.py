@@ -9,7 +9,7 @@ import torch
 
 import switchyard
 from switchyard.errors import InvalidArgumentError
-from switchyard.torch._library import operator, without_gradient
+from switchyard.torch._library import MAYBE_TENSOR, NAME, TENSOR, operator, require_type, without_gradient
 
 _DTYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu", "i8": "int8", "i32": "int32", "f32": "float32",
            "f16": "float16", "bf16": "bfloat16"}
@@ -27,6 +27,10 @@ def quantize(x: torch.Tensor, scheme: str, *, static_scale: torch.Tensor | None 
     static_scale  f32, instead of a computed scale: [1] or [T, 1]; nvfp4 needs it, [1]
     scale_ub      upper bound on the largest magnitude of a row, for fp8_token
     """
+    require_type("quantize", TENSOR, x=x)
+    require_type("quantize", MAYBE_TENSOR, static_scale=static_scale)
+    require_type("quantize", (float, int, type(None)), scale_ub=scale_ub)
+    require_type("quantize", NAME, scheme=scheme, scale_layout=scale_layout)
     q, scales = torch.ops.switchyard.quantize(x, scheme, static_scale, scale_ub, scale_layout)
     return q, None if scales.dim() == 1 and scales.shape[0] == 0 else scales
 
@@ -39,6 +43,10 @@ def dequantize(q: torch.Tensor, scales: torch.Tensor | None, scheme: str, *, dty
     scales        [T, S] or [L, C, S], or [1]; None without scales
     tensor_scale  f32 [1], nvfp4 only: the scale that it was quantized with
     """
+    require_type("dequantize", TENSOR, q=q)
+    require_type("dequantize", MAYBE_TENSOR, scales=scales, tensor_scale=tensor_scale)
+    require_type("dequantize", NAME, scheme=scheme)
+    require_type("dequantize", (torch.dtype,), dtype=dtype)
     return torch.ops.switchyard.dequantize(q, scales, scheme, dtype, tensor_scale)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 import switchyard
-from switchyard.torch._library import operator
+from switchyard.torch._library import MAYBE_TENSOR, NAME, SIZE, TENSOR, operator, require_type
 
 
 class Permuted(NamedTuple):
@@ -44,6 +44,9 @@ def permute(x: torch.Tensor, topk_ids: torch.Tensor, num_local_experts: int, *, 
 
     Gradient: that of x is the sum of the gradients of its copies, rounded once.
     """
+    require_type("permute", TENSOR, x=x, topk_ids=topk_ids)
+    require_type("permute", MAYBE_TENSOR, scales=scales, expert_map=expert_map)
+    require_type("permute", SIZE, num_local_experts=num_local_experts, alignment=alignment)
     rows, row_scales, *others = torch.ops.switchyard.permute(x, topk_ids, num_local_experts, scales, expert_map, alignment)
     return Permuted(rows, row_scales if scales is not None else None, *others)
 
@@ -57,6 +60,8 @@ def unpermute_and_reduce(expert_output: torch.Tensor, inv_perm: torch.Tensor, to
 
     Gradients: to expert_output and to topk_weights.
     """
+    require_type("unpermute_and_reduce", TENSOR, expert_output=expert_output, inv_perm=inv_perm)
+    require_type("unpermute_and_reduce", MAYBE_TENSOR, topk_weights=topk_weights)
     return torch.ops.switchyard.unpermute_and_reduce(expert_output, inv_perm, topk_weights)
 
 
@@ -72,6 +77,9 @@ def weight_and_reduce(expert_output: torch.Tensor, topk_weights: torch.Tensor, t
 
     Gradients: to expert_output and to topk_weights.
     """
+    require_type("weight_and_reduce", TENSOR, expert_output=expert_output, topk_weights=topk_weights, topk_ids=topk_ids)
+    require_type("weight_and_reduce", NAME, kind=kind)
+    require_type("weight_and_reduce", SIZE, rank=rank)
     return torch.ops.switchyard.weight_and_reduce(expert_output, topk_weights, topk_ids, kind, rank)
 
 
