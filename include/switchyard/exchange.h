@@ -94,7 +94,9 @@ class SWITCHYARD_API Exchange {
   ///                         own on each rank
   ///   topk_ids      [T, K]  i32 or i64, contiguous; from 0 to E - 1, or -1 for "none". A token may
   ///                         name an expert twice, except with kBatched; each counts.
-  ///   topk_weights  [T, K]  f32, contiguous; absent: all 1
+  ///   topk_weights  [T, K]  f32, contiguous; absent: all 1. Any value: a weight that is NaN or
+  ///                         infinite reaches the sum of its token and no other; that of an id -1
+  ///                         is not read
   DispatchHandle dispatch_send(const TensorView& tokens, const TensorView& topk_ids,
                                const TensorView& topk_weights = {}, Stream stream = Stream::host(),
                                const DispatchOptions& options = {});

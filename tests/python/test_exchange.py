@@ -71,6 +71,33 @@ def test_identity_in_every_layout(layout, reduce, dtype):
         np.testing.assert_allclose(output, identity_sum(number), rtol=2**-6)
 
 
+@pytest.mark.parametrize("layout, reduce", [("batched", "per_rank"), ("batched", "per_expert"), ("expanded", "per_rank"),
+                                            ("expanded", "per_expert"), ("compact", "per_rank"), ("by_rank", "per_rank"), ("all_gather", "per_rank")])
+def test_weights_are_values_of_ieee(layout, reduce):
+    """A weight that is NaN or infinite makes its token so, and no other; that of an id -1 is not read."""
+    special = [{1: np.nan, 3: np.inf}, {}, {2: -np.inf}]
+
+    def rank(group):
+        tokens, ids, weights = batch(group.rank)
+        tokens = np.abs(tokens) + 1
+        for token, weight in special[group.rank].items():
+            ids[token], weights[token, 0] = (2, 4, 6), weight  # on three ranks
+        ids[:1, 2], weights[:1, 2] = -1, np.nan
+        with exchange_of(group, layout=layout, reduce=reduce) as exchange:
+            received = exchange.dispatch(tokens, ids, weights)
+            rows = received.rows.numpy()
+            if layout not in ("batched", "expanded"):
+                local, (first, last) = received.topk_ids.numpy(), ((0, 3), (3, 5), (5, 7))[group.rank]
+                mine = local >= 0 if layout == "compact" else (local >= first) & (local < last)
+                sums = np.where(mine, received.topk_weights.numpy(), 0).sum(axis=1, keepdims=True)
+                rows = np.where(mine.any(axis=1, keepdims=True), rows * sums, 0).astype(np.float32)
+            output = exchange.combine(received, rows).numpy()
+        np.testing.assert_array_equal(output, tokens * np.where(ids >= 0, weights, 0).sum(axis=1, keepdims=True))
+        assert np.flatnonzero(~np.isfinite(output).all(axis=1)).tolist() == sorted(special[group.rank])
+
+    run_local(3, rank)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_rows_are_not_rounded_unasked(dtype):
     def rank(group):

@@ -129,8 +129,8 @@ typedef struct sy_dispatch_options {
 } sy_dispatch_options;
 
 /// Both phases. tokens [T, H] bf16, f16, f32 or quantized; topk_ids [T, K] i32 or i64, -1 for none;
-/// topk_weights [T, K] f32, or NULL for all 1. `dispatch` is one of the configured max_in_flight
-/// until it is combined or released.
+/// topk_weights [T, K] f32 of any value, NaN too (exchange.h), or NULL for all 1. `dispatch` is one
+/// of the configured max_in_flight until it is combined or released.
 SY_API sy_status sy_dispatch_tokens(sy_exchange* exchange, const sy_tensor* tokens,
                                     const sy_tensor* topk_ids, const sy_tensor* topk_weights,
                                     const sy_dispatch_options* options, void* stream,
