@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import switchyard
-from switchyard import InvalidArgumentError, NotSupportedError, run_local
+from switchyard import ArgumentTypeError, InvalidArgumentError, NotSupportedError, run_local
 from switchyard.compat import deep_ep
 
 P, E, K, H, MAX = 3, 6, 2, 256, 5
@@ -338,7 +338,11 @@ def test_tensors_of_the_library_come_back_as_such():
     (lambda b, x, i, w: b.internode_combine(x), NotSupportedError, "combine serves"),
     (lambda b, x, i, w: b.get_local_buffer_tensor(None), NotSupportedError, "internal"),
     (lambda b, x, i, w: b.set_num_sms(3), InvalidArgumentError, "even"),
-    (lambda b, x, i, w: b.set_num_sms("20"), InvalidArgumentError, "is '20', must be an even int"),
+    (lambda b, x, i, w: b.set_num_sms("20"), InvalidArgumentError, "is '20', must be int"),
+    (lambda b, x, i, w: b.set_num_sms(-2), InvalidArgumentError, "must be at least 0"),
+    (lambda b, x, i, w: b.low_latency_dispatch(None, i, MAX, E), ArgumentTypeError, "low_latency_dispatch: x is None, must be given"),
+    (lambda b, x, i, w: b.dispatch(x.tolist(), topk_idx=i, num_tokens_per_expert=w), ArgumentTypeError, "dispatch: x is a list, must be an array"),
+    (lambda b, x, i, w: b.get_dispatch_layout(i, None), ArgumentTypeError, "num_experts is None, must be int"),
 ])
 def test_errors(call, error, phrase):
     def rank(buffer, group):

@@ -6,7 +6,7 @@ import sys
 import pytest
 from test_compat_deep_ep import E, H, MAX, P
 
-from switchyard import InvalidArgumentError
+from switchyard import ArgumentTypeError, Group, InvalidArgumentError
 from switchyard.compat import deep_ep
 
 
@@ -22,6 +22,18 @@ def test_events_and_hints():
     assert deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX, H, P, E) == (2 * (rows * 520 + rows * 528 + 128) + 128) // 128 * 128
     config = deep_ep.Config(num_sms=24)
     assert config.get_nvl_buffer_size_hint(H * 2, 8) % 128 == 0 and config.get_rdma_buffer_size_hint(H * 2, 8) == 0
+
+
+@pytest.mark.parametrize("wrong, error", [(-1, InvalidArgumentError), (None, ArgumentTypeError), ("1", ArgumentTypeError), (1.5, ArgumentTypeError)])
+def test_sizes_are_whole_numbers(wrong, error):
+    with Group.from_env() as group:
+        calls = [lambda name=name: deep_ep.Buffer(group, **{name: wrong}) for name in ("num_nvl_bytes", "num_rdma_bytes", "num_qps_per_rank")]
+        calls += [lambda name=name: deep_ep.ElasticBuffer(group, **{"num_bytes": 0, name: wrong}) for name in (
+            "num_cpu_bytes", "num_max_tokens_per_rank", "hidden", "num_topk", "num_allocated_qps", "num_cpu_timeout_secs", "num_gpu_timeout_secs")]
+        calls += [lambda: deep_ep.Config(wrong), lambda: deep_ep.Config(20, wrong), lambda: deep_ep.Buffer.get_dispatch_config(wrong)]
+        for call in calls:
+            with pytest.raises(error, match=f"(Buffer|Config|get_dispatch_config): num_[a-z_]* is {wrong!r}, must be|hidden is"):
+                call()
 
 
 def test_hooks_after_a_wait():

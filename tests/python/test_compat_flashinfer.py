@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import switchyard
-from switchyard import InvalidArgumentError, NotSupportedError, run_local
+from switchyard import ArgumentTypeError, InvalidArgumentError, NotSupportedError, run_local
 from switchyard.compat import flashinfer
 
 P, E, K, H, MAX = 3, 12, 2, 32, 6
@@ -141,6 +141,48 @@ def test_errors_and_sizes():
     run_local(1, rank)
     aligned = -(-4 * 8 * (H * 2 + 8 * K) // 128) * 128 + -(-4 * 8 * H * 2 // 128) * 128
     assert flashinfer.MoeAlltoAll.get_moe_workspace_size_per_rank(4, K, 8, H) == aligned
+
+
+def test_wrong_types_are_named():
+    def rank(group):
+        x, ids, _ = BATCHES[0]
+        memory = flashinfer.MnnvlMemory(group, 1024).as_torch_strided_tensor(np.uint8)
+        metainfo = flashinfer.moe_a2a_initialize(memory, 0, 1, MAX)
+        where = {"workspace": memory, "metainfo": metainfo, "runtime_max_tokens_per_rank": MAX, "ep_rank": 0, "ep_size": 1}
+        two_sided = flashinfer.MnnvlMoe.get_moe_workspaces(group)
+        prepare = flashinfer.MnnvlMoe.mnnvl_moe_alltoallv_prepare_without_allgather
+        prepared = {"expert_ids": ids, "scales": None, "expert_statics": None, "workspace": two_sided, "max_token_count_per_rank": MAX,
+                    "ep_rank": 0, "ep_size": 1, "expert_count": E, "slot_count": E, "top_k": K}
+        moe = flashinfer.MoeAlltoAll(group, MAX, K, E)
+        functions = [
+            (flashinfer.moe_a2a_dispatch, {"token_selected_experts": ids, "input_payloads": [x], **where, "top_k": K, "num_experts": E}),
+            (moe.dispatch, {"token_selected_experts": ids, "input_payloads": [x], "runtime_max_tokens_per_rank": MAX}),
+            (prepare, {name: value for name, value in prepared.items() if name != "top_k"}),
+            (flashinfer.MnnvlMoe.mnnvl_moe_alltoallv, {"x": x, "alltoall_info": prepare(**prepared)[0], "workspace": two_sided,
+                                                       "ep_rank": 0, "ep_size": 1}),
+            (flashinfer.MoeAlltoAll, {"mapping": group, "max_num_tokens": MAX, "top_k": K, "num_experts": E}),
+            (flashinfer.MoeAlltoAll.get_moe_workspace_size_per_rank, {"ep_size": 1, "top_k": K, "max_num_tokens": MAX, "hidden_size": H}),
+        ]
+        for function, arguments in functions:
+            for name, value in arguments.items():
+                if value is not None and name not in ("mapping", "ep_rank", "ep_size"):
+                    fixed = {"top_k": K} if function is prepare else {}
+                    with pytest.raises(ArgumentTypeError, match=f"{name} is None, must be "):
+                        function(**{**arguments, **fixed, name: None})
+        for wrong in (0, -1):
+            for name in ("max_num_tokens", "top_k", "num_experts"):
+                with pytest.raises(InvalidArgumentError, match=f"MoeAlltoAll: {name} is {wrong}, must be at least 1"):
+                    flashinfer.MoeAlltoAll(group, **{"max_num_tokens": MAX, "top_k": K, "num_experts": E, name: wrong})
+        rows = moe.dispatch(ids, [x], MAX)
+        for wrong in (None, [[1.0]]):
+            with pytest.raises(ArgumentTypeError, match="combine: payload is (None, must be given|a list, must be an array)"):
+                moe.combine(wrong, MAX)
+        with pytest.raises(TypeError, match="unexpected keyword") as raised:
+            moe.combine(rows[0], MAX, colour=1)
+        assert not isinstance(raised.value, switchyard.Error)
+        moe.combine(rows[0], MAX)
+
+    run_local(1, rank)
 
 
 def test_install():

@@ -397,6 +397,41 @@ def test_errors(rank, phrase):
         run_local(P, rank)
 
 
+@pytest.mark.parametrize("make", [vllm.MoEPrepareAndFinalizeNoDPEPModular, lambda: vllm.BatchedPrepareAndFinalize(T, E, 1, 0)],
+                         ids=["no_dp_ep", "batched"])
+def test_wrong_types_are_named(make):
+    hidden, ids, weights = batch(0)
+    one = make()
+    given = {"a1": hidden, "topk_weights": weights, "topk_ids": ids, "num_experts": E, "expert_map": None,
+             "apply_router_weight_on_input": False, "quant_config": PLAIN}
+    for wrong in (None, [[1]]):
+        for name in ("a1", "topk_ids", "num_experts"):
+            with pytest.raises(switchyard.ArgumentTypeError, match=f"{name}(:| is) (None|a list), must be "):
+                one.prepare(**{**given, name: wrong})
+    rows = one.prepare(**given)[0]
+    given = {"output": np.zeros_like(hidden), "fused_expert_output": rows, "topk_weights": weights, "topk_ids": ids,
+             "apply_router_weight_on_input": False, "weight_and_reduce_impl": NO_OP if len(rows.shape) == 2 else DELEGATE}
+    for name in ("output", "fused_expert_output", "weight_and_reduce_impl"):
+        with pytest.raises(switchyard.ArgumentTypeError, match=f"finalize: {name} is None, must be given"):
+            one.finalize(**{**given, name: None})
+    with pytest.raises(TypeError, match="unexpected keyword") as raised:
+        one.finalize(**given, colour=1)
+    assert not isinstance(raised.value, switchyard.Error)
+
+
+@pytest.mark.parametrize("call, phrase", [
+    (lambda: vllm.BatchedPrepareAndFinalize(0, E, 1, 0), "max_num_tokens is 0, must be at least 1"),
+    (lambda: vllm.BatchedPrepareAndFinalize(T, E, 1, None), "rank is None, must be int"),
+    (lambda: vllm.FlashInferNVLinkOneSidedPrepareAndFinalize(8, 0, E, H), "top_k is 0, must be at least 1"),
+    (lambda: vllm.FlashInferNVLinkOneSidedPrepareAndFinalize(8, K, E, "256"), "hidden_size is '256', must be int"),
+    (lambda: vllm.BatchedPrepareAndFinalize(T, E, 1, 0).prepare(*batch(0)[:1], batch(0)[2], batch(0)[1], E, None, False, vllm.fp8_w8a8_moe_quant_config(
+        *[np.ones(1, np.float32)] * 2, *[np.zeros(1, np.float32)] * 2)), "a1_scale is 0.0, must be a positive number"),
+])
+def test_numbers_of_constructors(call, phrase):
+    with pytest.raises(switchyard.InvalidArgumentError, match=phrase):
+        call()
+
+
 @pytest.mark.skipif(interface.HAS_VLLM, reason="vLLM is installed, whose group stands for an absent manager")
 def test_absent_managers():
     with pytest.raises(switchyard.InvalidArgumentError, match="all2all_manager: it is absent"):

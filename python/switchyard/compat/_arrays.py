@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy
 
 from switchyard import Device, Group, InvalidArgumentError, NotSupportedError, Tensor
-from switchyard.errors import ArgumentTypeError
+from switchyard.errors import ArgumentTypeError, Error
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_torch(array: Any) -> bool:
@@ -139,3 +144,60 @@ def require_handle(function: str, handle: Any, kind: type) -> None:
     """Raises unless the handle is one that a dispatch returned."""
     if not isinstance(handle, kind):
         raise ArgumentTypeError(f"{function}: handle is a {type(handle).__name__}, must be what dispatch returned")
+
+
+def require_counts(function: str, smallest: int, /, **given: Any) -> None:
+    """Raises unless all are whole numbers from `smallest`."""
+    for name, value in given.items():
+        if not hasattr(value, "__index__"):
+            raise ArgumentTypeError(f"{function}: {name} is {_shown(value)}, must be int")
+        if operator.index(value) < smallest:
+            raise InvalidArgumentError(f"{function}: {name} is {value}, must be at least {smallest}")
+
+
+def names_wrong_types(function: Function) -> Function:
+    """Where a call fails because an argument is not of its annotated type, the error is an ArgumentTypeError that names it. A
+    call that succeeds pays for no check."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError, ValueError) as error:
+            says_why = isinstance(error, Error) and "incompatible function arguments" not in str(error)
+            wrong = None if says_why else _wrong_type(function, args, kwargs)
+            if wrong is None:
+                raise
+            raise wrong from error
+
+    return call  # type: ignore[return-value]
+
+
+def _wrong_type(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentTypeError | None:
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # Python's own words are right
+        return None
+    given.pop("self", None)
+    for name, value in given.items():
+        kind, default = signature.parameters[name].annotation, signature.parameters[name].default
+        if not _has_type(value, kind, default):
+            wanted = kind if not kind.startswith("Any") else "given" if value is None else "an array or an object"
+            return ArgumentTypeError(f"{function.__name__}: {name} is {_shown(value)}, must be {wanted}")
+    return None
+
+
+def _has_type(value: Any, kind: str, default: Any) -> bool:
+    if value is None and kind.endswith(" | None"):
+        return True
+    kind = kind.removesuffix(" | None")
+    if kind == "Any":
+        return default is None if value is None else not isinstance(value, (list, str, int, float))
+    if kind == "int":
+        return hasattr(value, "__index__")
+    return any(base.__name__ == kind.partition("[")[0] for base in (*type(value).__mro__, *((list,) if isinstance(value, tuple) else ())))
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, (str, float)) else f"a {type(value).__name__}"

@@ -10,8 +10,8 @@ import numpy
 
 from switchyard import InvalidArgumentError, NotSupportedError
 from switchyard._native import HighThroughputBuffer, LowLatencyBuffer, low_latency_rdma_size_hint
-from switchyard.compat._arrays import (as_bool, device_of, group_of, like, permuted, rank_ids, refuse, require_handle, rows_and_scales,
-                                       to_list)
+from switchyard.compat._arrays import (as_bool, device_of, group_of, like, names_wrong_types, permuted, rank_ids, refuse,
+                                       require_counts, require_handle, rows_and_scales, to_list)
 from switchyard.compat._deep_ep_handle import HighThroughputHandle
 from switchyard.compat._deep_ep_values import Config, EventHandle, EventOverlap, event_of, wait_for
 from switchyard.compat._gather import Gather
@@ -70,6 +70,8 @@ class Buffer:
         """`max_tokens_per_rank` is this library's own: an upper bound on the tokens of high-throughput calls,
         the same on every rank. 0: the ranks agree on one in each call that is given no `handle` and no
         `num_worst_tokens`, and the windows grow with it."""
+        require_counts("Buffer", 0, num_nvl_bytes=num_nvl_bytes, num_rdma_bytes=num_rdma_bytes, num_qps_per_rank=num_qps_per_rank,
+                       max_tokens_per_rank=max_tokens_per_rank)
         del num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
         self.group, self.explicitly_destroy, self.enable_shrink = group, explicitly_destroy, enable_shrink
         self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
@@ -109,14 +111,15 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Kept, and without effect: the grid of a kernel follows the size of the call."""
-        if not isinstance(new_num_sms, int) or new_num_sms % 2:
-            raise InvalidArgumentError(f"set_num_sms: new_num_sms is {new_num_sms!r}, must be an even int")
+        require_counts("set_num_sms", 0, new_num_sms=new_num_sms)
+        if new_num_sms % 2:
+            raise InvalidArgumentError(f"set_num_sms: new_num_sms is {new_num_sms}, must be even")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
         """A Config; it has no effect."""
-        del num_ranks
+        require_counts("get_dispatch_config", 1, num_ranks=num_ranks)
         return Config(Buffer.num_sms)
 
     get_combine_config = get_dispatch_config
@@ -143,6 +146,7 @@ class Buffer:
 
     # Low latency.
 
+    @names_wrong_types
     def low_latency_dispatch(self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Any = None, dispatch_wait_recv_cost_stats: Any = None,
                              use_fp8: bool = True, round_scale: bool = False, use_ue8m0: bool = False,
@@ -184,6 +188,7 @@ class Buffer:
         return ((recv_x, scales) if scales is not None else recv_x, recv_count, *extra, handle,
                 event_of(call.event, async_finish), call.receive if return_recv_hook else None)
 
+    @names_wrong_types
     def low_latency_combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, use_logfmt: bool = False,
                             zero_copy: bool = False, async_finish: bool = False, return_recv_hook: bool = False, out: Any = None,
                             combine_wait_recv_cost_stats: Any = None) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
@@ -236,6 +241,7 @@ class Buffer:
 
     # High throughput.
 
+    @names_wrong_types
     def get_dispatch_layout(self, topk_idx: Any, num_experts: int, previous_event: EventOverlap | None = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
         """Returns (num_tokens_per_rank i32 [P], None, num_tokens_per_expert i32 [E], is_token_in_rank bool [T, P], event).
@@ -248,6 +254,7 @@ class Buffer:
         return (like(layout.num_tokens_per_rank, topk_idx), None, like(layout.num_tokens_per_expert, topk_idx),
                 as_bool(like(layout.is_token_in_rank, topk_idx)), event_of(layout.event, async_finish))
 
+    @names_wrong_types
     def dispatch(self, x: Any, handle: HighThroughputHandle | None = None, num_tokens_per_rank: Any = None,
                  num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None, num_tokens_per_expert: Any = None,
                  topk_idx: Any = None, topk_weights: Any = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
@@ -297,6 +304,7 @@ class Buffer:
         return (self._received(call, rows, scales), None, None, (-(-mine // expert_alignment) * expert_alignment).tolist(),
                 HighThroughputHandle(self._throughput, call, self.rank, ids), event_of(call.event, async_finish))
 
+    @names_wrong_types
     def combine(self, x: Any, handle: HighThroughputHandle, topk_weights: Any = None, bias: Any = None, config: Config | None = None,
                 previous_event: EventOverlap | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) -> tuple:
         """Returns (combined_x bf16 [T, H], combined_topk_weights f32 [T, K] or None, event).

@@ -8,7 +8,7 @@ from typing import Any
 from switchyard import Device, ExchangeConfig, Group, InvalidArgumentError, Tensor
 from switchyard._native import ElasticCalls
 from switchyard.compat import _deep_ep_metadata as metadata
-from switchyard.compat._arrays import device_of, group_of, is_torch, like, refuse, require_handle, rows_and_scales
+from switchyard.compat._arrays import device_of, group_of, is_torch, like, names_wrong_types, refuse, require_counts, require_handle, rows_and_scales
 from switchyard.compat._deep_ep_values import EventHandle, EventOverlap, event_of, wait_for
 
 _FROM_CALL = ("num_max_tokens_per_rank", "num_recv_tokens", "num_expanded_tokens", "num_recv_tokens_per_expert_list")
@@ -86,6 +86,9 @@ class ElasticBuffer:
                  allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True, prefer_overlap_with_compute: bool = True,
                  sl_idx: int = 3, num_allocated_qps: int = 0, num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100,
                  explicitly_destroy: bool = False):
+        require_counts("ElasticBuffer", 0, num_bytes=num_bytes or 0, num_cpu_bytes=num_cpu_bytes, hidden=hidden, num_topk=num_topk,
+                       num_max_tokens_per_rank=num_max_tokens_per_rank, num_allocated_qps=num_allocated_qps,
+                       num_cpu_timeout_secs=num_cpu_timeout_secs, num_gpu_timeout_secs=num_gpu_timeout_secs)
         del num_cpu_bytes, use_fp8_dispatch, sl_idx, num_cpu_timeout_secs, num_gpu_timeout_secs
         self.group = group
         self._group, self._owns_group = group_of(group)
@@ -172,6 +175,7 @@ class ElasticBuffer:
             torch.cuda.synchronize(self._device.index)
         self._group.barrier()
 
+    @names_wrong_types
     def dispatch(self, x: Any, topk_idx: Any = None, topk_weights: Any = None, cumulative_local_expert_recv_stats: Any = None,
                  num_experts: int | None = None, num_max_tokens_per_rank: int | None = None, expert_alignment: int | None = None,
                  num_sms: int = 0, num_qps: int = 0, previous_event: Any = None, previous_event_before_epilogue: Any = None,
@@ -223,6 +227,7 @@ class ElasticBuffer:
         call = self._native.dispatch(rows, topk_idx, num_experts, sf, topk_weights, {"num_max_tokens_per_rank": max_tokens, **options})
         return call, EPHandle(self._native, call, self._group, rows, {"num_experts": num_experts, **options})
 
+    @names_wrong_types
     def combine(self, x: Any, handle: EPHandle, topk_weights: Any = None, bias: Any = None, num_sms: int = 0, num_qps: int = 0,
                 previous_event: Any = None, previous_event_before_epilogue: Any = None, async_with_compute_stream: bool = False,
                 allocate_on_comm_stream: bool = False) -> tuple[Any, Any, EventOverlap]:

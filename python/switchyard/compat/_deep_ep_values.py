@@ -7,6 +7,7 @@ from typing import Any
 
 from switchyard import InvalidArgumentError
 from switchyard._native import CompatEvent
+from switchyard.compat._arrays import require_counts
 
 _MAX_TOPK = 128
 _MAX_SCALES = 128
@@ -95,6 +96,11 @@ class Config:
 
     def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6, num_max_nvl_chunked_recv_tokens: int = 256,
                  num_max_rdma_chunked_send_tokens: int = 6, num_max_rdma_chunked_recv_tokens: int = 256):
+        require_counts("Config", 0, num_sms=num_sms)
+        require_counts("Config", 1, num_max_nvl_chunked_send_tokens=num_max_nvl_chunked_send_tokens,
+                       num_max_nvl_chunked_recv_tokens=num_max_nvl_chunked_recv_tokens,
+                       num_max_rdma_chunked_send_tokens=num_max_rdma_chunked_send_tokens,
+                       num_max_rdma_chunked_recv_tokens=num_max_rdma_chunked_recv_tokens)
         self.num_sms = num_sms
         self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
         self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens

@@ -13,9 +13,10 @@ import numpy
 
 from switchyard import Device, InvalidArgumentError, Tensor
 from switchyard._native import one_sided_workspace_size
-from switchyard.compat._arrays import device_of, is_torch, like, refuse
+from switchyard.compat._arrays import device_of, is_torch, like, names_wrong_types, refuse, require_counts
 from switchyard.compat._flashinfer_one_sided import MoeAlltoAll
 from switchyard.compat._flashinfer_ranks import TorchDistBackend, ranks_of, use_group
+from switchyard.errors import ArgumentTypeError
 
 MOE_A2A_RANK_MASK_WORDS = 1
 _COMBINE_OFFSET = 0  # of the only slice of a workspace that callers see
@@ -72,6 +73,7 @@ class MnnvlMemory:
     """flashinfer.comm.mnnvl.MnnvlMemory, as far as the functions here need it: where a workspace comes from."""
 
     def __init__(self, mapping: Any, size: int):
+        require_counts("MnnvlMemory", 0, size=size)
         self.mapping, self.segment_size = mapping, size
         self._workspace = OneSidedWorkspace(mapping, size)
 
@@ -97,6 +99,7 @@ class MnnvlMemory:
         return self._workspace
 
 
+@names_wrong_types
 def moe_a2a_get_workspace_size_per_rank(ep_size: int, max_num_tokens: int, total_dispatch_payload_size_per_token: int,
                                         combine_payload_size_per_token: int, eplb_stats_num_experts: int = 0, *,
                                         backend: str = "trtllm") -> int:
@@ -105,6 +108,7 @@ def moe_a2a_get_workspace_size_per_rank(ep_size: int, max_num_tokens: int, total
     return one_sided_workspace_size(ep_size, max_num_tokens, total_dispatch_payload_size_per_token, combine_payload_size_per_token, 0)
 
 
+@names_wrong_types
 def moe_a2a_initialize(workspace: OneSidedWorkspace, ep_rank: int, ep_size: int, max_num_tokens: int,
                        eplb_stats_num_experts: int = 0, *, backend: str = "trtllm") -> MetaInfo:
     """What the other functions take as `metainfo`. `workspace` is that of MnnvlMemory."""
@@ -115,9 +119,11 @@ def moe_a2a_initialize(workspace: OneSidedWorkspace, ep_rank: int, ep_size: int,
         raise InvalidArgumentError(f"moe_a2a_initialize: workspace is a {type(workspace).__name__}, must be what "
                                    "MnnvlMemory(mapping, size).as_torch_strided_tensor(dtype) returned; memory is the library's")
     _check_ranks("moe_a2a_initialize", workspace, ep_rank, ep_size)
+    require_counts("moe_a2a_initialize", 1, max_num_tokens=max_num_tokens)
     return MetaInfo(workspace, max_num_tokens)
 
 
+@names_wrong_types
 def moe_a2a_dispatch(token_selected_experts: Any, input_payloads: list[Any], workspace: OneSidedWorkspace, metainfo: MetaInfo,
                      runtime_max_tokens_per_rank: int, ep_rank: int, ep_size: int, top_k: int, num_experts: int,
                      enable_pdl: bool | None = None, eplb_local_stats: Any = None, enable_rank_mask: bool = False,
@@ -133,6 +139,7 @@ def moe_a2a_dispatch(token_selected_experts: Any, input_payloads: list[Any], wor
     return received, _COMBINE_OFFSET, None
 
 
+@names_wrong_types
 def moe_a2a_combine(payload: Any, local_num_tokens: int, workspace: OneSidedWorkspace, metainfo: MetaInfo,
                     runtime_max_tokens_per_rank: int, ep_rank: int, ep_size: int, top_k: int, combine_payload_offset: int,
                     payload_in_workspace: bool = False, output_dtype: Any = None, output_scales: Any = None,
@@ -149,6 +156,7 @@ def moe_a2a_combine(payload: Any, local_num_tokens: int, workspace: OneSidedWork
                        sf_layout, output, use_low_precision=use_low_precision, active_rank_mask=active_rank_mask)
 
 
+@names_wrong_types
 def moe_a2a_sanitize_expert_ids(expert_ids: Any, workspace: OneSidedWorkspace, metainfo: MetaInfo, ep_rank: int, invalid_expert_id: int,
                                 enable_pdl: bool | None = None, *, backend: str = "trtllm") -> None:
     """Writes invalid_expert_id into the rows of expert_ids [P, runtime_max_tokens_per_rank, K] i32 that have no token."""
@@ -165,6 +173,7 @@ def moe_a2a_sanitize_expert_ids(expert_ids: Any, workspace: OneSidedWorkspace, m
     ids[numpy.arange(ids.shape[1]) >= counts.numpy()[:, None]] = invalid_expert_id
 
 
+@names_wrong_types
 def moe_a2a_wrap_payload_tensor_in_workspace(workspace: OneSidedWorkspace, leading_shape: list[int], slice_start: int,
                                              slice_end: int, dtype: Any) -> Any:
     """[*leading_shape, ...] of a dtype of torch or numpy: memory for the rows of a combine.
@@ -175,6 +184,8 @@ def moe_a2a_wrap_payload_tensor_in_workspace(workspace: OneSidedWorkspace, leadi
     if slice_start != _COMBINE_OFFSET:
         raise refuse("moe_a2a_wrap_payload_tensor_in_workspace", f"slice_start {slice_start}", "windows are internal; only the rows of a "
                      "combine, at combine_payload_offset, have memory that callers may write")
+    if dtype is None:
+        raise ArgumentTypeError("moe_a2a_wrap_payload_tensor_in_workspace: dtype is None, must be one of torch or numpy")
     num_bytes, row = slice_end - slice_start, _element_size(dtype) * math.prod(leading_shape)
     if row == 0 or num_bytes % row:
         raise InvalidArgumentError(f"moe_a2a_wrap_payload_tensor_in_workspace: {num_bytes} bytes, must be a multiple of {row} for "
@@ -182,6 +193,7 @@ def moe_a2a_wrap_payload_tensor_in_workspace(workspace: OneSidedWorkspace, leadi
     return workspace.rows((*leading_shape, num_bytes // row), dtype)
 
 
+@names_wrong_types
 def moe_a2a_active_rank_mask(active_ranks: Any, ep_size: int) -> Any:
     """The mask in which all of ep_size ranks are active; fewer are not supported. uint64 [1] on the CPU, of torch
     where torch is imported, else of numpy."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from switchyard import InvalidArgumentError, Tensor
 from switchyard._native import OneSidedAllToAll, one_sided_workspace_size
-from switchyard.compat._arrays import copy_into, device_of, like, refuse
+from switchyard.compat._arrays import copy_into, device_of, like, names_wrong_types, refuse, require_counts
 from switchyard.compat._flashinfer_ranks import ranks_of
 
 _STATS = "statistics do not travel with a dispatch; switchyard.ExpertLoad counts them"
@@ -26,6 +26,7 @@ class MoeAlltoAll:
         del enable_rank_mask, backend
         if eplb_stats_num_experts:
             raise refuse("MoeAlltoAll", "eplb_stats_num_experts", _STATS)
+        require_counts("MoeAlltoAll", 1, max_num_tokens=max_num_tokens, top_k=top_k, num_experts=num_experts)
         self._group = ranks_of(mapping, mnnvl_config)
         self.ep_rank, self.ep_size = self._group.rank, self._group.size
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
@@ -38,6 +39,7 @@ class MoeAlltoAll:
         self.eplb_gathered_stats = None
 
     @staticmethod
+    @names_wrong_types
     def get_moe_workspace_size_per_rank(ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int,
                                         extra_payload_bytes_per_token: int = 0, eplb_stats_num_experts: int = 0, *,
                                         backend: str = "trtllm") -> int:
@@ -47,6 +49,7 @@ class MoeAlltoAll:
         return one_sided_workspace_size(ep_size, max_num_tokens, hidden_size * 2 + top_k * 8 + extra_payload_bytes_per_token,
                                         hidden_size * 2, 0)
 
+    @names_wrong_types
     def dispatch(self, token_selected_experts: Any, input_payloads: list[Any], runtime_max_tokens_per_rank: int,
                  invalid_token_expert_id: int | None = None, expert_id_payload_index: int | None = None,
                  eplb_local_stats: Any = None, active_rank_mask: Any = None, enable_pdl: bool | None = None) -> list[Any]:
@@ -88,6 +91,7 @@ class MoeAlltoAll:
         """T of the dispatch that waits for its combine. An addition."""
         return self._tokens
 
+    @names_wrong_types
     def combine(self, payload: Any, runtime_max_tokens_per_rank: int, payload_in_workspace: bool = False, output_dtype: Any = None,
                 output_scales: Any = None, output_scalar_scale: float = 1.0, sf_layout: Any = None, output: Any = None, *,
                 use_low_precision: bool = False, active_rank_mask: Any = None, enable_pdl: bool | None = None) -> Any:
@@ -118,6 +122,7 @@ class MoeAlltoAll:
         copy_into(output, result)
         return output
 
+    @names_wrong_types
     def get_combine_payload_tensor_in_workspace(self, runtime_max_tokens_per_rank: int, hidden_size: int, dtype: Any) -> Any:
         """New memory [P, runtime_max_tokens_per_rank, hidden_size]: combine takes rows from any."""
         if self._native is None:

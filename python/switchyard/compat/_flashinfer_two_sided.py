@@ -7,7 +7,7 @@ from typing import Any
 
 from switchyard import Group, InvalidArgumentError
 from switchyard._native import TwoSidedAllToAll
-from switchyard.compat._arrays import device_of, like
+from switchyard.compat._arrays import device_of, like, names_wrong_types
 from switchyard.compat._flashinfer_ranks import ranks_of
 
 
@@ -63,7 +63,9 @@ class MnnvlMoe:
     get_moe_prepare_workspace = get_moe_workspaces
 
     @staticmethod
-    def mnnvl_moe_alltoallv_prepare_without_allgather(expert_ids: Any, scales: Any, expert_statics: Any, workspace: Workspace,
+    @names_wrong_types
+    def mnnvl_moe_alltoallv_prepare_without_allgather(expert_ids: Any, scales: Any | None, expert_statics: Any | None,
+                                                      workspace: Workspace,
                                                       max_token_count_per_rank: int, ep_rank: int, ep_size: int, expert_count: int,
                                                       slot_count: int, top_k: int) -> tuple:
         """Returns (info, expert_ids i32 [P * Tm, K], scales f32 [P * Tm, K] or None, statics i32 [P, expert_count] or None).
@@ -84,12 +86,14 @@ class MnnvlMoe:
         return info, like(made.expert_ids, expert_ids), like(made.scales, expert_ids), like(made.gathered_expert_statics, expert_ids)
 
     @staticmethod
+    @names_wrong_types
     def mnnvl_moe_alltoallv(x: Any, alltoall_info: MoEAlltoallInfo, workspace: Workspace, ep_rank: int, ep_size: int) -> Any:
         """[P * Tm, cols] of x's dtype: rows by (source rank, token), 0 where none came. x [T, cols], contiguous."""
         _check_ranks("mnnvl_moe_alltoallv", workspace.group, ep_rank, ep_size)
         return like(alltoall_info.native.alltoallv(x, alltoall_info.prepared), x)
 
     @staticmethod
+    @names_wrong_types
     def mnnvl_moe_alltoallv_combine(x: Any, alltoall_info: MoEAlltoallInfo, workspace: Workspace, ep_rank: int, ep_size: int, top_k: int,
                                     token_count: int) -> Any:
         """[token_count, cols]: the sum of one row from each rank that received the token. x [P * Tm, cols]."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy
 
 import switchyard
-from switchyard import InvalidArgumentError, NotSupportedError, Tensor
-from switchyard.compat._arrays import device_of, is_torch, like
+from switchyard import ArgumentTypeError, InvalidArgumentError, NotSupportedError, Tensor
+from switchyard.compat._arrays import device_of, is_torch, like, names_wrong_types, require_counts
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations
 from switchyard.compat.vllm._weights import TopKWeightAndReduceNaiveBatched, kind_of
@@ -20,6 +21,8 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
     rows, and the others are 0. finalize sums what this rank's experts made of this rank's tokens; the caller adds up the ranks."""
 
     def __init__(self, max_num_tokens: int, num_local_experts: int, num_dispatchers: int, rank: int):
+        require_counts("BatchedPrepareAndFinalize", 1, max_num_tokens=max_num_tokens, num_dispatchers=num_dispatchers)
+        require_counts("BatchedPrepareAndFinalize", 0, num_local_experts=num_local_experts, rank=rank)
         # The bases of vLLM keep nothing that this class reads.
         self.max_num_tokens, self.num_local_experts, self.num_dispatchers_, self.rank = (
             max_num_tokens, num_local_experts, num_dispatchers, rank)
@@ -45,8 +48,9 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         """False."""
         return False
 
-    def prepare(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any, apply_router_weight_on_input: bool,
-                quant_config: Any, defer_input_quant: bool = False) -> tuple:
+    @names_wrong_types
+    def prepare(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any | None, apply_router_weight_on_input: bool,
+                quant_config: Any | None, defer_input_quant: bool = False) -> tuple:
         """Returns (activations, scales f32 of batched_scale_shape, ExpertTokensMetadata with counts i32 [num_experts], None, None).
         Each expert's rows are quantized alone."""
         del expert_map
@@ -79,16 +83,19 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         metadata = interface.ExpertTokensMetadata(expert_num_tokens=counts, expert_num_tokens_cpu=None)
         return rows, scales, metadata, None, None
 
+    @names_wrong_types
     def finalize(self, output: Any, fused_expert_output: Any, topk_weights: Any, topk_ids: Any, apply_router_weight_on_input: bool,
                  weight_and_reduce_impl: Any) -> None:
         """Writes `output` [T, H]; TopKWeightAndReduceDelegate means TopKWeightAndReduceNaiveBatched(rank)."""
+        if output is None:  # which the reductions take for new memory
+            raise ArgumentTypeError("finalize: output is None, must be given")
         impl = weight_and_reduce_impl
         if kind_of(impl) == "delegate":
             impl = TopKWeightAndReduceNaiveBatched(self.rank)
         impl.apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
 
     @staticmethod
-    def _scheme(quant_config: Any, is_deferred: bool) -> tuple[str | None, float | None]:
+    def _scheme(quant_config: Any | None, is_deferred: bool) -> tuple[str | None, float | None]:
         activations = Activations() if is_deferred else Activations.of(quant_config)
         if activations.dtype is None:
             return None, None
@@ -98,6 +105,8 @@ class BatchedPrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         given = dict(activations.scales).get("a1_scale")
         if given is not None and (len(given) != 1 or activations.block or activations.per_act_token):
             raise NotSupportedError(f"BatchedPrepareAndFinalize: a1_scale has {len(given)} elements, must be absent or one for the tensor")
+        if given is not None and not 0 < given[0] < math.inf:
+            raise InvalidArgumentError(f"BatchedPrepareAndFinalize: a1_scale is {given[0]}, must be a positive number")
         scheme = dataclasses.replace(activations, scales=()).config().activation_scheme.name
         return scheme, None if given is None else given[0]
 

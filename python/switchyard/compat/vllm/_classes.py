@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from switchyard import InvalidArgumentError
-from switchyard.compat._arrays import device_of, is_torch, like, permuted
+from switchyard.compat._arrays import device_of, is_torch, like, permuted, require_counts
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, All2AllManager, Need
 from switchyard.compat.vllm._prepare import AsyncPrepareAndFinalize, Call, PrepareAndFinalize, contiguous_sum, empty_like
@@ -114,6 +114,7 @@ class DeepEPHTPrepareAndFinalize(AsyncPrepareAndFinalize):
 
     def __init__(self, buffer: Any, num_dispatchers: int, dp_size: int, rank_expert_offset: int, *, max_num_tokens: int = 0):
         super().__init__(buffer, num_dispatchers, max_num_tokens)
+        require_counts(type(self).__name__, 0, dp_size=dp_size, rank_expert_offset=rank_expert_offset)
         self.buffer, self.dp_size, self.rank_expert_offset = buffer, dp_size, rank_expert_offset
 
     @staticmethod
@@ -166,6 +167,8 @@ class DeepEPV2PrepareAndFinalize(AsyncPrepareAndFinalize):
     def __init__(self, buffer: Any, num_dispatchers: int, dp_size: int, rank_expert_offset: int, num_experts: int, num_topk: int,
                  use_fp8_dispatch: bool = False, use_cudagraph: bool = False, sp_size: int = 1, *, max_num_tokens: int = 0):
         super().__init__(buffer, num_dispatchers, max_num_tokens)
+        require_counts(type(self).__name__, 0, dp_size=dp_size, rank_expert_offset=rank_expert_offset, sp_size=sp_size)
+        require_counts(type(self).__name__, 1, num_experts=num_experts, num_topk=num_topk)
         self.buffer, self.dp_size, self.rank_expert_offset, self.sp_size = buffer, dp_size, rank_expert_offset, sp_size
         self.num_experts, self.num_topk = num_experts, num_topk
         self.use_fp8_dispatch, self.use_cudagraph = use_fp8_dispatch, use_cudagraph
@@ -256,6 +259,7 @@ class FlashInferNVLinkOneSidedPrepareAndFinalize(FlashInferNVLinkTwoSidedPrepare
                  dispatch_dtype_bytes_per_elem: int = 0, dispatch_scale_bytes_per_token: int = 0, *, dispatch_format: Any = None,
                  extra_payload_bytes_per_token: int = 0, all2all_manager: Any = None):
         del dispatch_dtype_bytes_per_elem, dispatch_scale_bytes_per_token, dispatch_format, extra_payload_bytes_per_token
+        require_counts(type(self).__name__, 1, top_k=top_k, num_experts=num_experts, hidden_size=hidden_size)
         super().__init__(num_dispatchers, all2all_manager=all2all_manager, max_num_tokens=max_num_tokens)
         self.top_k, self.num_experts, self.hidden_size = top_k, num_experts, hidden_size
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from switchyard import InvalidArgumentError, Prepared, PrepareFinalize
-from switchyard.compat._arrays import device_of, is_torch, like
+from switchyard.compat._arrays import device_of, is_torch, like, names_wrong_types, require_counts
 from switchyard.compat.vllm import _interface as interface
 from switchyard.compat.vllm._manager import Activations, Need, manager_of
 from switchyard.compat.vllm._weights import TopKWeightAndReduceContiguous, by_choice, kind_of
@@ -52,6 +52,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
 
     def __init__(self, ranks: Any, num_dispatchers: int = 1, max_num_tokens: int = 0):
         # The bases of vLLM keep nothing that these classes read.
+        require_counts(type(self).__name__, 0, max_num_tokens=max_num_tokens)
         self.manager = manager_of(ranks)
         if num_dispatchers not in (1, self.manager.world_size):
             raise InvalidArgumentError(f"{type(self).__name__}: num_dispatchers is {num_dispatchers}, must be {self.manager.world_size}, "
@@ -91,8 +92,9 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
 
     # Prepare.
 
-    def prepare(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any, apply_router_weight_on_input: bool,
-                quant_config: Any, defer_input_quant: bool = False) -> tuple:
+    @names_wrong_types
+    def prepare(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any | None, apply_router_weight_on_input: bool,
+                quant_config: Any | None, defer_input_quant: bool = False) -> tuple:
         """Quantizes and dispatches. Collective.
 
         a1 [T, H] bf16, f16 or f32; topk_weights [T, K] f32; topk_ids [T, K]; num_experts: of all ranks. `expert_map` is not read:
@@ -111,8 +113,8 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
         self._calls[arguments["micro_batch"]] = call
         return self._split("prepare_async", pending, lambda: self._receive(call, pending.wait()))
 
-    def _begin(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any, apply_router_weight_on_input: bool,
-               quant_config: Any, defer_input_quant: bool) -> tuple[Call, dict[str, Any]]:
+    def _begin(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any | None, apply_router_weight_on_input: bool,
+               quant_config: Any | None, defer_input_quant: bool) -> tuple[Call, dict[str, Any]]:
         del topk_weights, expert_map  # the library maps experts to ranks by itself
         largest = self._largest_num_tokens(a1.shape[0])
         facts = (num_experts, a1.shape[1], a1.dtype, getattr(a1, "device", None), topk_ids.shape[1], topk_ids.dtype, defer_input_quant,
@@ -183,6 +185,7 @@ class PrepareAndFinalize(interface.FusedMoEPrepareAndFinalizeModular):
 
     # Finalize.
 
+    @names_wrong_types
     def finalize(self, output: Any, fused_expert_output: Any, topk_weights: Any, topk_ids: Any, apply_router_weight_on_input: bool,
                  weight_and_reduce_impl: Any) -> None:
         """Writes `output` [T, H], the weighted sums of this rank's tokens. Collective.
@@ -259,12 +262,14 @@ class AsyncPrepareAndFinalize(PrepareAndFinalize):
 
     is_async = True
 
-    def prepare_async(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any,
-                      apply_router_weight_on_input: bool, quant_config: Any, defer_input_quant: bool = False) -> Any:
+    @names_wrong_types
+    def prepare_async(self, a1: Any, topk_weights: Any, topk_ids: Any, num_experts: int, expert_map: Any | None,
+                      apply_router_weight_on_input: bool, quant_config: Any | None, defer_input_quant: bool = False) -> Any:
         """prepare in two parts: sends, and returns what receives. The arrays may be overwritten once it has returned."""
         return self._send(a1, topk_weights, topk_ids, num_experts, expert_map, apply_router_weight_on_input, quant_config,
                           defer_input_quant)
 
+    @names_wrong_types
     def finalize_async(self, output: Any, fused_expert_output: Any, topk_weights: Any, topk_ids: Any,
                        apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> Any:
         """finalize in two parts: sends, and returns what receives and writes `output`. The rows may be overwritten once it has
