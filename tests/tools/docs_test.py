@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the documentation with the source: names that must be in both, code that must be equal."""
+import ast
 import json
 import math
 import pathlib
@@ -292,6 +293,16 @@ class DocsTest(unittest.TestCase):
         self.assertIn(f"\n    {vllm}\n", read("docs/from_vllm.md").split("\n## ")[0])
         (us, _, ratio), *_ = [row[1:4] for row in table_rows("README.md") if row[0] == "1"]
         self.expect_sentence("README.md", f"take {us} us on 2 H200, {float(ratio.rstrip('x')):.1f} times as fast as NCCL")
+
+    def test_stand_ins_of_the_referee_for_vllm_are_those_of_the_script(self):
+        (table,) = re.findall(r"^STAND_INS = (\{.*?^\})", read("integrations/vllm/referee.py"), re.DOTALL | re.MULTILINE)
+        page = read("docs/from_vllm.md")
+        result = json.loads(read("bench/results/2026-11-27-vllm-referee.json"))
+        self.assertEqual(ast.literal_eval(table), result["stand_ins"])
+        for name, what in result["stand_ins"].items():
+            self.assertIn(f"| `{name}` | {what} |", page)
+        self.assertTrue(result["all_as_expected"])
+        self.assertTrue(all(case["dispatch_calls"] and case["combine_calls"] for case in result["cases"]))
 
     def test_every_page_is_in_the_index(self):
         index = read("docs/index.md")
