@@ -8,13 +8,14 @@
     PYTHONPATH=build/python/python peers/venv/bin/python integrations/vllm/referee.py --peers peers --output result.json
 
 Each rank is a process of multiprocessing's spawn. It loads vLLM's plug-ins, among them ours, as a worker does, makes the objects
-of a layer with vLLM's maybe_make_prepare_finalize and its all-to-all managers, and runs three layers through vLLM's FusedMoEKernel.
+of a layer with vLLM's maybe_make_prepare_finalize and its all-to-all managers, and runs three layers through vLLM's FusedMoEKernel,
+also two micro-batches in threads that vLLM's UBatchContext switches between.
 Experts are written here. Their results are multiples of 1/4, at most 2, and router weights are powers of two, so that every sum is
 exact in bf16 in any order: the output must equal that of a dense layer without ranks, bit for bit.
 
-The files of vLLM that count are compared with the wheel's list of hashes. A case fails when no dispatch or combine of ours ran. `--sabotage bit` changes one bit of one result, `--sabotage row` exchanges
-two received rows, both on rank 0 in the second layer: then every case must fail, else the program does. The default runs all
-three.
+The files of vLLM that count are compared with the wheel's list of hashes. A case fails when no dispatch or combine of ours ran.
+`--sabotage bit` changes one bit of one result, `--sabotage row` exchanges two received rows, both on rank 0 in the second layer:
+then every case must fail, else the program does. The default runs all three.
 """
 import argparse
 import base64
@@ -33,6 +34,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 import types
 from collections import Counter
@@ -45,17 +47,21 @@ BATCHES = {2: [[5, 3], [0, 9], [1, 1]], 4: [[4, 0, 7, 1], [2, 2, 2, 2], [0, 0, 3
 ON_ONE_RANK = 2  # the batch whose tokens all go to experts of rank 0
 SCHEMES = {
     "deepep_low_latency": ("bf16", "fp8_block", "fp8_block_ue8m0", "fp8_tensor", "mxfp8", "nvfp4_in_dispatch"),
+    "deepep_low_latency in micro-batches": ("bf16", "fp8_block"),
     "deepep_high_throughput": ("bf16", "fp8_block", "fp8_tensor", "mxfp8", "nvfp4"),
+    "deepep_high_throughput in micro-batches": ("bf16", "fp8_block"),
     "deepep_v2": ("bf16", "fp8_block", "fp8_tensor", "mxfp8", "nvfp4"),
     "deepep_v2 for graphs": ("bf16", "fp8_block", "fp8_tensor", "mxfp8", "nvfp4"),
     "flashinfer_nvlink_one_sided": ("bf16", "fp8_block", "mxfp8", "nvfp4"),
     "flashinfer_nvlink_two_sided": ("bf16", "fp8_block", "mxfp8", "nvfp4"),
 }
+MICRO_BATCHES = (0, 1), (1, 0)  # two batches at once, each with its own thread
 GLOBAL_SCALE = 512.0  # of nvfp4
 # What stands in for GPUs and compiled code, by name.
 STAND_INS = {
     "vllm.platforms.current_platform": "a platform with the device cpu that says is_cuda_alike()",
     "torch.accelerator": "current_device_index, device_count, empty_cache, synchronize",
+    "torch.cuda.stream, set_stream, torch.Event, Tensor.record_stream": "nothing; one stream for all, for micro-batches",
     "torch.ops._C": "per_token_group_fp8_quant, static_scaled_fp8_quant, scaled_fp4_quant",
     "torch.ops._moe_C": "moe_sum",
     "vllm ... mxfp8_utils._mxfp8_e4m3_quantize_torch": "vLLM's fails where there are no rows",
@@ -360,6 +366,24 @@ def make_experts(config, quant, quantize, is_batched, reduces, num_ranks):
 # Stand-ins for GPUs.
 
 
+class Stream:
+    """A stream, an event and the context of a stream: CPU ranks compute in order."""
+
+    def wait_event(self, event):
+        """Nothing is behind."""
+
+    record = wait_event
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+STREAM = Stream()
+
+
 def set_platform():
     """Before anything else of vLLM is imported."""
     import vllm.platforms
@@ -381,7 +405,13 @@ def set_platform():
         def is_pin_memory_available(cls):
             return False
 
+        @staticmethod
+        def current_stream():
+            return STREAM
+
     vllm.platforms._current_platform = CpuRanks()
+    torch.Event = torch.cuda.stream = torch.cuda.set_stream = lambda *_: STREAM
+    torch.Tensor.record_stream = lambda *_: None
     torch.accelerator.current_device_index = lambda: 0
     torch.accelerator.device_count = lambda: 1
     torch.accelerator.empty_cache = torch.accelerator.synchronize = lambda *_: None
@@ -485,8 +515,9 @@ def check(rank, case, folder):
     from vllm.forward_context import DPMetadata, override_forward_context
     from vllm.model_executor.layers.fused_moe import all2all_utils, modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import (FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEConfig, FusedMoEParallelConfig, FusedMoEQuantConfig,
-                                                             RoutingMethodType, fp8_w8a8_moe_quant_config)
+    from vllm.model_executor.layers.fused_moe.config import (FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEConfig, FusedMoEParallelConfig,
+                                                             FusedMoEQuantConfig, RoutingMethodType, fp8_w8a8_moe_quant_config)
+    from vllm.v1.worker import ubatching
     from vllm.v1.worker.workspace import init_workspace_manager
 
     libraries = []
@@ -526,7 +557,7 @@ def check(rank, case, folder):
     manager = manager_class(world)
     manager._gin_checked = True
     parallel_state._EP = record(world, types.SimpleNamespace(all2all_manager=manager))
-    init_workspace_manager(torch.device("cpu"))
+    init_workspace_manager(torch.device("cpu"), num_ubatches=2)
 
     parallel = FusedMoEParallelConfig(tp_size=1, pcp_size=1, dp_size=case.num_ranks, ep_size=case.num_ranks, tp_rank=0, pcp_rank=0, dp_rank=rank,
                                       ep_rank=rank, sp_size=1, use_ep=True, all2all_backend=backend, enable_eplb=False)
@@ -559,20 +590,32 @@ def check(rank, case, folder):
         for _ in range(LAYERS):
             made = all2all_utils.maybe_make_prepare_finalize(moe, quant, allow_new_interface=True)
             kernels.append(modular_kernel.FusedMoEKernel(made, make_experts(moe, quant, quantize, is_batched, reduces, case.num_ranks)))
-        for batch, num_tokens in enumerate(BATCHES[case.num_ranks]):
+
+        def run_layers(batch):
             x, routes = batch_of(rank, case.num_ranks, batch)
-            metadata = DPMetadata(torch.tensor(num_tokens, dtype=torch.int32))
-            with metadata.sp_local_sizes(1), override_forward_context(types.SimpleNamespace(dp_metadata=metadata)):
-                for layer, (ids, weights) in enumerate(routes):
-                    sabotage.layer = layer
-                    w1, w2 = (w[first:first + count] for w in weights_of(layer))
-                    output = kernels[layer].apply(x.clone(), w1, w2, weights.clone(), ids.to(made.topk_indices_dtype() or torch.int32),
-                                                  MoEActivation.SILU, E, expert_map, False)
-                    expected = dense(x, ids, weights, layer, quantize)
-                    differ = int((output.view(torch.int16) != expected.view(torch.int16)).sum())
-                    if differ:
-                        failures.append(f"batch {batch}, layer {layer}, rank {rank}: {differ} of {output.numel()} elements differ")
-                    x = (expected.float() + x.float() / 2).to(torch.bfloat16)
+            for layer, (ids, weights) in enumerate(routes):
+                sabotage.layer = layer
+                w1, w2 = (w[first:first + count] for w in weights_of(layer))
+                output = kernels[layer].apply(x.clone(), w1, w2, weights.clone(), ids.to(made.topk_indices_dtype() or torch.int32),
+                                              MoEActivation.SILU, E, expert_map, False)
+                expected = dense(x, ids, weights, layer, quantize)
+                differ = int((output.view(torch.int16) != expected.view(torch.int16)).sum())
+                if differ:
+                    failures.append(f"batch {batch}, layer {layer}, rank {rank}: {differ} of {output.numel()} elements differ")
+                x = (expected.float() + x.float() / 2).to(torch.bfloat16)
+
+        def forward_context(batch):
+            metadata = DPMetadata(torch.tensor(BATCHES[case.num_ranks][batch], dtype=torch.int32))
+            metadata.local_sizes = BATCHES[case.num_ranks][batch]
+            return types.SimpleNamespace(dp_metadata=metadata)
+
+        if case.backend.endswith("in micro-batches"):
+            for batches in MICRO_BATCHES:
+                run_micro_batches(ubatching, run_layers, batches, [forward_context(batch) for batch in batches], failures)
+        else:
+            for batch in range(len(BATCHES[case.num_ranks])):
+                with override_forward_context(forward_context(batch)):
+                    run_layers(batch)
         if case.sabotage and rank == 0 and not sabotage.done:
             failures = ["nothing was spoiled"]
         yield failures, dict(sabotage.calls) | {"class": f"{type(made).__name__} of {pathlib.Path(sys.modules[type(made).__module__].__file__).name}"}
@@ -581,6 +624,27 @@ def check(rank, case, folder):
         manager.destroy()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def run_micro_batches(ubatching, run_layers, batches, forward_contexts, failures):
+    """Two threads that give way to one another where vLLM's classes say so, as its UBatchWrapper runs them."""
+    barrier = threading.Barrier(len(batches) + 1)
+    contexts = ubatching.make_ubatch_contexts(len(batches), STREAM, STREAM, forward_contexts, barrier)
+
+    def run(context, batch):
+        try:
+            with context:
+                run_layers(batch)
+        except BaseException as error:  # pylint: disable=broad-except
+            failures.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run, args=arguments) for arguments in zip(contexts, batches)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    contexts[0].cpu_wait_event.set()
+    for thread in threads:
+        thread.join()
 
 
 # All ranks.
@@ -635,6 +699,7 @@ def main():
     sys.path[:0] = [str(args.peers / name) for name in ("vllm", "flashinfer")]
     if changed := changed_files(args.peers / "vllm"):
         parser.error(f"not as in vLLM's wheel: {', '.join(changed)}")
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=True)
     is_right = True
     cases = []
     for kind in [args.sabotage] if args.sabotage else ["none", "bit", "row"]:
@@ -652,10 +717,11 @@ def main():
                           result["failures"][:2] or "every bit right", flush=True)
     if args.output:
         version = importlib.metadata.version
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=True)
         record = {"command": " ".join(["integrations/vllm/referee.py", *sys.argv[1:]]), "commit": commit.stdout.strip(),
                   "date": datetime.date.today().isoformat(), "machine": platform.processor() or platform.machine(),
-                  "vllm": version("vllm"), "torch": torch.__version__, "tokens_of_batches": {str(ranks): tokens for ranks, tokens in BATCHES.items()}, "stand_ins": STAND_INS, "all_as_expected": is_right, "cases": cases}
+                  "vllm": version("vllm"), "torch": torch.__version__,
+                  "tokens_of_batches": {str(ranks): tokens for ranks, tokens in BATCHES.items()}, "stand_ins": STAND_INS,
+                  "all_as_expected": is_right, "cases": cases}
         args.output.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if is_right and cases else 1
 
