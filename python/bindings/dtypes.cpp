@@ -62,6 +62,8 @@ DType look_up(nb::handle value) {
     require(nb::cast<bool>(value.attr("isnative")), Errc::kInvalidArgument,
             "dtype: {} is in foreign byte order; convert it first", text_of(value));
     name = value.attr("name");
+  } else if (is_array(value)) {
+    fail_type("dtype", value, "a dtype or its name");
   }
   return dtype_from_text(text_of(name));
 }

@@ -20,6 +20,10 @@ namespace switchyard::python {
 /// str(object), and what is no UTF-8 of it with backslashes.
 std::string text_of(nb::handle object);
 
+/// Whether it has elements: then its text is never asked for, because torch reads the memory for
+/// it, which ends the process where that is freed.
+inline bool is_array(nb::handle object) { return nb::hasattr(object, "__dlpack__"); }
+
 /// A str of text that need not be UTF-8, as paths. With the GIL.
 nb::object shown_text(std::string_view text);
 

@@ -214,7 +214,8 @@ void bind_device(nb::module_& m) {
           "__eq__",
           [](const Device& self, nb::handle other) {
             Device device;
-            return nb::try_cast(other, device) ? self == device : text_of(other) == name_of(self);
+            if (nb::try_cast(other, device)) return self == device;
+            return !is_array(other) && text_of(other) == name_of(self);
           },
           nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"));
   m.def("num_cuda_devices", &num_cuda_devices,

@@ -104,6 +104,7 @@ Device device_from(nb::handle value) {
   if (!value.is_valid() || value.is_none()) return Device::cpu();
   Device device;
   if (nb::try_cast(value, device)) return device;
+  if (is_array(value)) fail_type("device", value, "a device or its name");
   const std::string text = text_of(value);
   constexpr std::string_view kCuda = "cuda:";
   if (text == "cpu") return device;

@@ -16,7 +16,7 @@ _OF_TORCH = {"f32": "float32", "f16": "float16", "i8": "int8", "u8": "uint8", "u
 def to_numpy(tensor):
     """Returns the memory of a CPU tensor as a numpy array."""
     if not tensor.device.is_cpu:
-        raise TypeError(f"{tensor!r} is not on the CPU; say to('cpu') first")
+        raise ArgumentTypeError(f"{tensor!r} is not on the CPU; say to('cpu') first")
     bits = numpy.asarray(tensor)
     if tensor.dtype in _OWN_NUMPY:
         return bits

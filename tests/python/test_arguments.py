@@ -248,3 +248,15 @@ def unknown_keywords(group):
 def test_unknown_keywords_are_errors_that_name_the_nearest():
     found = run_local(1, unknown_keywords)[0]
     assert all(found.values()), [call for call, ok in found.items() if not ok]
+
+
+def test_arrays_in_the_place_of_names():
+    """torch reads the memory of a tensor for its text, which ends the process where that is freed."""
+    torch = pytest.importorskip("torch")
+    freed = torch.ones(4, 64)
+    freed.untyped_storage().resize_(0)
+    for call in (lambda: switchyard.Device(freed), lambda: switchyard.Tensor((4,), freed), lambda: switchyard.Tensor((4,), "f32", freed),
+                 lambda: switchyard.Tensor.wrap(X).view(freed), lambda: switchyard.QuantScheme(freed)):
+        with pytest.raises(switchyard.ArgumentTypeError):
+            call()
+    assert switchyard.Device("cpu") != freed

@@ -50,8 +50,9 @@ typedef struct sy_activation {
 } sy_activation;
 
 /// "exact", on CPUs "onednn", on GPUs "cublas" and "cutlass": w1 [L, 2 I, H] (gate, then up), w2
-/// [L, H, I], in host memory, read once. `quant` (or NULL) has scales, alphas and biases;
-/// `activation` may be NULL. Errors: those of make_experts in experts_factory.h.
+/// [L, H, I], in host memory, read once. `quant` (or NULL) has scales, alphas and biases; its
+/// a2_scale, for nvfp4 a2_gscale, is ExpertOptions::intermediate_scale. `activation` may be NULL.
+/// Errors: those of make_experts in experts_factory.h.
 SY_API sy_status sy_experts_create(const char* name, const sy_tensor* w1, const sy_tensor* w2,
                                    sy_quant_config* quant, const sy_activation* activation,
                                    sy_device device, sy_experts** experts);

@@ -11,6 +11,7 @@ import pathlib
 import sys
 
 from switchyard.compat._overlay import overlay
+from switchyard.errors import InvalidArgumentError
 
 _MODULES = {"deep_ep": "deep_ep", "flashinfer.comm": "flashinfer", "deep_gemm": "deep_gemm"}
 # Modules that programs import by their own names.
@@ -32,7 +33,7 @@ def install(*names: str) -> None:
     """
     for name in names or ("deep_ep",):
         if name not in _MODULES:
-            raise ValueError(f"install: {name!r}, must be one of {', '.join(map(repr, _MODULES))}")
+            raise InvalidArgumentError(f"install: {name!r}, must be one of {', '.join(map(repr, _MODULES))}")
         package, _, part = name.rpartition(".")
         if package and _is_installed(package):
             overlay({f"{name}.{each}": f"switchyard.compat.{_MODULES[name]}.{each}" for each in _CALLS})
