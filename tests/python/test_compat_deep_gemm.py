@@ -97,3 +97,24 @@ def test_counts_and_errors():
         deep_gemm.deepgemm_moe_permute(X, SCALES, IDS, L, MAP, None, np.zeros((1, H), X.dtype))
     with pytest.raises(InvalidArgumentError):
         deep_gemm.deepgemm_moe_permute(X, SCALES, IDS, L, MAP, types.SimpleNamespace(expert_num_tokens=COUNTS + 1))
+
+
+@pytest.mark.parametrize("wrong", [None, [[1]], "x"])
+def test_wrong_types_are_named(wrong):
+    x, ids = np.ones((4, 128), np.float32), np.zeros((4, 2), np.int32)
+    given = {"aq": x, "aq_scale": None, "topk_ids": ids, "local_num_experts": 4}
+    for name in ("aq", "topk_ids", "local_num_experts"):
+        with pytest.raises(switchyard.ArgumentTypeError, match=f"{name}(:| is) (None|a list|'x'), must be "):
+            deep_gemm.deepgemm_moe_permute(**{**given, name: wrong})
+    with pytest.raises(switchyard.ArgumentTypeError, match="alignment is"):
+        deep_gemm.expert_num_tokens_round_up_and_sum([1], wrong)
+    with pytest.raises(switchyard.InvalidArgumentError, match="expert_num_tokens"):
+        deep_gemm.expert_num_tokens_round_up_and_sum(np.array([np.nan]), 8)
+
+
+def test_counts_without_memory():
+    torch = pytest.importorskip("torch")
+    freed = torch.ones(1, dtype=torch.int32)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(InvalidArgumentError, match="expert_num_tokens shows no values"):
+        deep_gemm.expert_num_tokens_round_up_and_sum(freed, 8)

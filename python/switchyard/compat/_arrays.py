@@ -13,6 +13,8 @@ import numpy
 from switchyard import Device, Group, InvalidArgumentError, NotSupportedError, Tensor
 from switchyard.errors import ArgumentTypeError, Error
 
+# Of errors that do not say which argument of the drop-in it was.
+_WITHOUT_NAMES = ("incompatible function arguments", "Tensor.wrap: ")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -164,7 +166,7 @@ def names_wrong_types(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except (AttributeError, TypeError, ValueError) as error:
-            says_why = isinstance(error, Error) and "incompatible function arguments" not in str(error)
+            says_why = isinstance(error, Error) and not any(words in str(error) for words in _WITHOUT_NAMES)
             wrong = None if says_why else _wrong_type(function, args, kwargs)
             if wrong is None:
                 raise

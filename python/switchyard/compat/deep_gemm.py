@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
-
 import switchyard
 from switchyard import DEEP_GEMM_ALIGNMENT, InvalidArgumentError, Tensor
-from switchyard.compat._arrays import device_of, is_torch, like
+from switchyard.arrays import whole_numbers
+from switchyard.compat._arrays import device_of, is_torch, like, names_wrong_types, require_counts
 
 __all__ = ["compute_aligned_M", "count_expert_num_tokens", "deep_gemm_block_shape", "deepgemm_moe_permute",
            "deepgemm_unpermute_and_reduce", "ep_gather", "ep_scatter", "expert_num_tokens_round_up_and_sum",
@@ -35,13 +34,9 @@ def deep_gemm_block_shape() -> list[int]:
 
 def expert_num_tokens_round_up_and_sum(expert_num_tokens: Any, alignment: int) -> int:
     """The sum of counts, each rounded up to a multiple of `alignment`. Waits for a GPU that has them."""
-    if alignment < 1:
-        raise InvalidArgumentError(f"expert_num_tokens_round_up_and_sum: alignment is {alignment}, must be at least 1")
-    if is_torch(expert_num_tokens):
-        expert_num_tokens = expert_num_tokens.detach().cpu()
-    counts = expert_num_tokens.to("cpu") if isinstance(expert_num_tokens, Tensor) else expert_num_tokens
-    counts = counts.numpy() if hasattr(counts, "numpy") else numpy.asarray(counts)
-    return int((-(-counts.astype(numpy.int64) // alignment) * alignment).sum())
+    require_counts("expert_num_tokens_round_up_and_sum", 1, alignment=alignment)
+    counts = whole_numbers(expert_num_tokens, "expert_num_tokens_round_up_and_sum: expert_num_tokens")
+    return sum(-(-count // alignment) * alignment for count in counts)
 
 
 def compute_aligned_M(M: int, num_topk: int, local_num_experts: int, alignment: int,  # pylint: disable=invalid-name
@@ -58,7 +53,8 @@ def count_expert_num_tokens(topk_ids: Any, num_local_experts: int, expert_map: A
     return like(switchyard.count_expert_num_tokens(topk_ids, num_local_experts, expert_map), topk_ids)
 
 
-def deepgemm_moe_permute(aq: Any, aq_scale: Any, topk_ids: Any, local_num_experts: int, expert_map: Any = None,
+@names_wrong_types
+def deepgemm_moe_permute(aq: Any, aq_scale: Any | None, topk_ids: Any, local_num_experts: int, expert_map: Any = None,
                          expert_tokens_meta: Any = None, aq_out: Any = None) -> tuple[Any, Any, Any, Any]:
     """Returns (aq_out [M, H], aq_scale_out [M, S], expert_ids i32 [M], inv_perm i32 [T, K]), M as of compute_aligned_M;
     on GPUs always the one for any routing. An aq_out of more rows makes M as large; they belong to no expert.
@@ -85,13 +81,16 @@ def deepgemm_unpermute_and_reduce(a: Any, topk_ids: Any, topk_weights: Any, inv_
     ep_gather(a, topk_ids, topk_weights, inv_perm, expert_map, output)
 
 
-def ep_gather(input_tensor: Any, recv_topk_ids: Any, recv_topk_weight: Any, input_index: Any, expert_map: Any, output_tensor: Any) -> None:
+@names_wrong_types
+def ep_gather(input_tensor: Any, recv_topk_ids: Any, recv_topk_weight: Any, input_index: Any, expert_map: Any | None,
+              output_tensor: Any) -> None:
     """Writes output_tensor [T, H]: the weighted sum of each token's rows, in f32, k ascending, rounded once."""
     switchyard.ep_gather(input_tensor, recv_topk_ids, recv_topk_weight, input_index, expert_map, output_tensor)
 
 
-def ep_scatter(recv_x: Any, recv_x_scale: Any, recv_topk: Any, num_recv_tokens_per_expert: Any, expert_map: Any, expert_start_loc: Any,
-               output_tensor: Any, output_tensor_scale: Any, m_indices: Any, output_index: Any) -> None:
+@names_wrong_types
+def ep_scatter(recv_x: Any, recv_x_scale: Any | None, recv_topk: Any, num_recv_tokens_per_expert: Any, expert_map: Any | None,
+               expert_start_loc: Any, output_tensor: Any, output_tensor_scale: Any | None, m_indices: Any, output_index: Any) -> None:
     """deepgemm_moe_permute into memory of the caller.
 
     Writes output_tensor [M, H], output_tensor_scale [M, S], m_indices i32 [M], output_index i32 [T, K], and
