@@ -32,6 +32,7 @@ bool is_auto_global(const RunOptions& options, const QuantScheme& scheme) {
 
 std::optional<float> input_scale(const RunOptions& options, const QuantScheme& scheme,
                                  float magnitude) {
+  if (magnitude == 0) magnitude = 1;  // rows of zeros: any scale fits
   if (is_auto_global(options, scheme)) return global_scale(magnitude);
   if (scheme.needs_tensor_scale()) return parse_scale("--global-scale", options.global_scale);
   if (options.static_scale.empty()) return std::nullopt;

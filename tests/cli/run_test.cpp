@@ -239,6 +239,18 @@ TEST(RunTest, ZeroTokensAreARun) {
   }
 }
 
+// The largest magnitude is 0, from which no scale follows.
+TEST(RunTest, RowsOfZerosHaveAScale) {
+  const TempFolder folder;
+  const Tensor hidden(DType::kBF16, {12, 256});
+  std::fill_n(hidden.as<std::uint16_t>(), hidden.view().num_elements(), std::uint16_t{0});
+  const std::string input = folder.file("in.safetensors");
+  const NamedTensor tensor{"hidden_states", hidden};
+  write_safetensors(input, {&tensor, 1});
+  run_json({"--input", input, "--scheme", "nvfp4"});
+  run_json({"--input", input, "--scheme", "fp8_tensor", "--static-scale", "auto"});
+}
+
 // NaN and infinity stay in their rows, and nothing crashes.
 TEST(RunTest, NaNAndInfinityStayInTheirRows) {
   const TempFolder folder;
