@@ -100,10 +100,10 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 std::string text_of(nb::handle object) {
-  const nb::object bytes =
-      nb::steal(PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "backslashreplace"));
+  const auto bytes = nb::steal<nb::bytes>(
+      PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "backslashreplace"));
   if (!bytes.is_valid()) throw nb::python_error();
-  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+  return {bytes.c_str(), bytes.size()};
 }
 
 nb::object shown_text(std::string_view text) {
