@@ -294,6 +294,21 @@ class DocsTest(unittest.TestCase):
         (us, _, ratio), *_ = [row[1:4] for row in table_rows("README.md") if row[0] == "1"]
         self.expect_sentence("README.md", f"take {us} us on 2 H200, {float(ratio.rstrip('x')):.1f} times as fast as NCCL")
 
+    def test_table_beside_flashinfer_is_that_of_the_results(self):
+        results = "bench/results/2026-11-27-h200x4-"
+        peer = {(row["ranks"], row["tokens"]): row["us"] for row in json.loads(read(results + "flashinfer.json"))["rows"]
+                if row["op"] == "pair" and row["pdl"] and row["run"] == 1}
+        ours = [{row["tokens"]: row["p50_us"] for row in json.loads(read(f"{results}same-work-{ranks}-ranks.json"))["rows"]}
+                for ranks in (2, 4)]
+        page = read("docs/lab/gpus.md")
+        self.assertEqual(len(ours[0]), 11)
+        for tokens in ours[0]:
+            cells = [str(tokens)]
+            for ranks, times in zip((2, 4), ours):
+                theirs = peer[ranks, tokens]
+                cells += [f"{times[tokens]:.1f}", f"{theirs:.1f}", f"{times[tokens] / theirs:.2f}"]
+            self.assertIn("| " + " | ".join(cells) + " |", page)
+
     def test_stand_ins_of_the_referee_for_vllm_are_those_of_the_script(self):
         (table,) = re.findall(r"^STAND_INS = (\{.*?^\})", read("integrations/vllm/referee.py"), re.DOTALL | re.MULTILINE)
         page = read("docs/from_vllm.md")
