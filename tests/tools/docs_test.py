@@ -294,23 +294,28 @@ class DocsTest(unittest.TestCase):
         (us, _, ratio), *_ = [row[1:4] for row in table_rows("README.md") if row[0] == "1"]
         self.expect_sentence("README.md", f"take {us} us on 2 H200, {float(ratio.rstrip('x')):.1f} times as fast as NCCL")
 
-    def test_table_beside_flashinfer_is_that_of_the_results(self):
+    def test_tables_beside_flashinfer_are_those_of_the_results(self):
         results = "bench/results/2026-11-27-h200x4-"
-        peer = {(row["ranks"], row["tokens"]): row["us"] for row in json.loads(read(results + "flashinfer.json"))["rows"]
-                if row["op"] == "pair" and row["pdl"] and row["run"] == 1}
-        ours = [{row["tokens"]: row["p50_us"] for row in json.loads(read(f"{results}same-work-{ranks}-ranks.json"))["rows"]}
-                for ranks in (2, 4)]
+        peer = {(row["ranks"], row["op"], row["tokens"]): row["us"] for row in json.loads(read(results + "flashinfer.json"))["rows"]
+                if row["pdl"] and row["run"] == 1}
         page = read("docs/lab/gpus.md")
-        self.assertEqual(len(ours[0]), 11)
-        for tokens in ours[0]:
-            cells = [str(tokens)]
-            for ranks, times in zip((2, 4), ours):
-                theirs = peer[ranks, tokens]
-                cells += [f"{times[tokens]:.1f}", f"{theirs:.1f}", f"{times[tokens] / theirs:.2f}"]
-            self.assertIn("| " + " | ".join(cells) + " |", page)
+        for op, shapes in (("pair", 11), ("dispatch", 3), ("combine", 3)):
+            suffix = "" if op == "pair" else f"-{op}"
+            ours = {ranks: {row["tokens"]: row["p50_us"] for row in json.loads(read(f"{results}same-work-{ranks}-ranks{suffix}.json"))["rows"]}
+                    for ranks in (2, 4)}
+            self.assertEqual(len(ours[2]), shapes)
+            for tokens in ours[2]:
+                cells = [str(tokens)] if op == "pair" else [op, str(tokens)]
+                for ranks, times in ours.items():
+                    theirs = peer[ranks, op, tokens]
+                    cells += [f"{times[tokens]:.1f}", f"{theirs:.1f}"]
+                    cells += [f"{times[tokens] / theirs:.2f}"] if op == "pair" else []
+                self.assertIn("| " + " | ".join(cells) + " |", page)
+        of_floor = {row["tokens"]: row["of_floor"] for row in json.loads(read(results + "same-work-4-ranks.json"))["rows"]}
+        self.expect_sentence("docs/lab/gpus.md", f"reaches {of_floor[128]:.2f} of the link's floor at 128 tokens and {of_floor[8192]:.2f} at 8192")
 
     def test_stand_ins_of_the_referee_for_vllm_are_those_of_the_script(self):
-        (table,) = re.findall(r"^STAND_INS = (\{.*?^\})", read("integrations/vllm/referee.py"), re.DOTALL | re.MULTILINE)
+        (table,) = re.findall(r"^STAND_INS = (\{.*?^\})", read("integrations/vllm/stand_ins.py"), re.DOTALL | re.MULTILINE)
         page = read("docs/from_vllm.md")
         result = json.loads(read("bench/results/2026-11-27-vllm-referee.json"))
         for name, what in ast.literal_eval(table).items():
