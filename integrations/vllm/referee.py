@@ -35,11 +35,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import tomllib
 import types
 from collections import Counter
 
 import torch
+
+from formats import GLOBAL_SCALE, dequantized, e4m3_blocks, e4m3_blocks_of_deep_ep, e4m3_blocks_ue8m0, e4m3_tensor, mxfp8, nvfp4, plain_scales
+from stand_ins import Globalize, STAND_INS, STREAM, load_plugins, set_ops, set_platform
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 E, K, H, I, LAYERS, MAX = 16, 4, 2048, 32, 3, 16  # MAX: tokens per rank
@@ -56,22 +58,6 @@ SCHEMES = {
     "flashinfer_nvlink_two_sided": ("bf16", "fp8_block", "mxfp8", "nvfp4"),
 }
 MICRO_BATCHES = (0, 1), (1, 0)  # two batches at once, each with its own thread
-GLOBAL_SCALE = 512.0  # of nvfp4
-# What stands in for GPUs and compiled code, by name.
-STAND_INS = {
-    "vllm.platforms.current_platform": "a platform with the device cpu that says is_cuda_alike()",
-    "torch.accelerator": "current_device_index, device_count, empty_cache, synchronize",
-    "torch.cuda.stream, set_stream, torch.Event, Tensor.record_stream": "nothing; one stream for all, for micro-batches",
-    "torch.ops._C": "per_token_group_fp8_quant, static_scaled_fp8_quant, scaled_fp4_quant",
-    "torch.ops._moe_C": "moe_sum",
-    "vllm ... mxfp8_utils._mxfp8_e4m3_quantize_torch": "vLLM's fails where there are no rows",
-    "vllm ... deepep_v2._globalize_recv_topk_idx_kernel": "the Triton kernel, in torch",
-    "vllm.distributed.parallel_state": "_EP, _DP, _TP: records with the group's ranks and the manager, without NCCL",
-    "vllm.config": "a record with the fields of VllmConfig that are read",
-    "vllm.forward_context": "a record with DPMetadata",
-    "DeepEPV2All2AllManager._gin_checked": "True: the check makes an NCCL all-reduce",
-    "flashinfer ... nvlink_platform_supported": "True",
-}
 
 
 class Sabotage:
@@ -188,89 +174,6 @@ def watch_drop_ins(sabotage):
     watch(MnnvlMoe, "mnnvl_moe_alltoallv_combine", sabotage, combine)
 
 
-# Formats.
-
-
-def e4m3_blocks(x):
-    """e4m3 [T, H] and f32 [T, H / 128], as vLLM's kernel: one scale per 128 elements."""
-    groups = x.float().unflatten(-1, (x.shape[-1] // 128, 128))
-    scales = groups.abs().amax(dim=-1).clamp(min=1e-10) / 448
-    return (groups / scales.unsqueeze(-1)).clamp(-448, 448).to(torch.float8_e4m3fn).view(x.shape), scales
-
-
-def e4m3_blocks_of_deep_ep(x):
-    """The same as DeepEP's kernel rounds: times 448 / amax, amax at least 1e-4."""
-    groups = x.float().unflatten(-1, (x.shape[-1] // 128, 128))
-    amax = groups.abs().amax(dim=-1).clamp(min=1e-4)
-    return (groups * (torch.tensor(448.0) / amax).unsqueeze(-1)).to(torch.float8_e4m3fn).view(x.shape), amax * torch.tensor(1 / 448)
-
-
-def e4m3_blocks_ue8m0(x):
-    """The same with scales that are powers of two."""
-    groups = x.float().unflatten(-1, (x.shape[-1] // 128, 128))
-    scales = power_of_two_from(groups.abs().amax(dim=-1).clamp(min=1e-4) * torch.tensor(1 / 448))
-    return (groups / scales.unsqueeze(-1)).to(torch.float8_e4m3fn).view(x.shape), scales
-
-
-def power_of_two_from(values):
-    """The least power of two that is not smaller."""
-    mantissa, exponent = torch.frexp(values)
-    return torch.ldexp(torch.ones_like(values), exponent - (mantissa == 0.5).int())
-
-
-def e4m3_tensor(x, scale):
-    """e4m3 with one given scale."""
-    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def mxfp8(x):
-    """e4m3 with a power of two per 32 elements, as its exponent in a byte."""
-    groups = x.float().unflatten(-1, (x.shape[-1] // 32, 32))
-    scales = power_of_two_from(groups.abs().amax(dim=-1).clamp(min=2.0**-126 * 448) / 448)
-    return (groups / scales.unsqueeze(-1)).to(torch.float8_e4m3fn).view(x.shape), (torch.log2(scales) + 127).to(torch.uint8)
-
-
-def nvfp4(x):
-    """e2m1, two in a byte, with an e4m3 scale per 16 elements."""
-    groups = x.float().unflatten(-1, (x.shape[-1] // 16, 16))
-    scales = (GLOBAL_SCALE * (groups.abs().amax(dim=-1) * torch.tensor(1 / 6))).clamp(max=448).to(torch.float8_e4m3fn)
-    factor = torch.where(scales.float() == 0, 0, 1 / (scales.float() / GLOBAL_SCALE))
-    values = (groups * factor.unsqueeze(-1)).flatten(-2)
-    size = values.abs()
-    codes = sum((size > limit).byte() if is_open else (size >= limit).byte() for limit, is_open in (
-        (0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5, True)))
-    codes += 8 * torch.signbit(values).byte()
-    return codes[..., ::2] | codes[..., 1::2] << 4, scales
-
-
-def dequantized(rows, scales):
-    """f64 of rows [n, H] of any of the formats."""
-    if rows.dtype == torch.uint8:
-        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-        codes = torch.stack((rows & 15, rows >> 4), dim=-1).flatten(-2)
-        values = torch.where(codes < 8, 1, -1) * table[(codes & 7).long()]
-        scales = scales.view(torch.float8_e4m3fn).double() / GLOBAL_SCALE
-    else:
-        values = rows.double()
-    if scales is None:
-        return values
-    if scales.dtype == torch.int32:  # four exponents
-        scales = scales.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    scales = torch.exp2(scales.double() - 127) if scales.dtype == torch.uint8 else scales.double()
-    if scales.numel() == 1 or scales.shape[-1] == 1:
-        return values * scales
-    return (values.unflatten(-1, (scales.shape[-1], values.shape[-1] // scales.shape[-1])) * scales.unsqueeze(-1)).flatten(-2)
-
-
-def plain_scales(scales, expert, count):
-    """Scales of an expert's first rows, of the batched layouts."""
-    if scales is None:
-        return None
-    if scales.ndim == 6:  # [32, 4, C / 128, 4, H / 64, L]: tiles of 128 rows and 4 columns
-        return scales[..., expert].permute(2, 1, 0, 4, 3).flatten(3).flatten(0, 2)[:count]
-    return scales[expert, :count] if scales.shape[1] > 1 else scales[expert]
-
-
 # Experts.
 
 
@@ -361,117 +264,6 @@ def make_experts(config, quant, quantize, is_batched, reduces, num_ranks):
         setattr(Experts, name, staticmethod(lambda *_: True))
     Experts.__abstractmethods__ = frozenset()
     return Experts(config, quant, **({"max_num_tokens": MAX, "num_dispatchers": num_ranks} if is_batched else {}))
-
-
-# Stand-ins for GPUs.
-
-
-class Stream:
-    """A stream, an event and the context of a stream: CPU ranks compute in order."""
-
-    def wait_event(self, event):
-        """Nothing is behind."""
-
-    record = wait_event
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-STREAM = Stream()
-
-
-def set_platform():
-    """Before anything else of vLLM is imported."""
-    import vllm.platforms
-    from vllm.platforms.interface import Platform, PlatformEnum
-
-    class CpuRanks(Platform):
-        _enum = PlatformEnum.UNSPECIFIED
-        device_name = device_type = "cpu"
-        dispatch_key = "CPU"
-
-        def is_cuda_alike(self):
-            return True
-
-        @classmethod
-        def import_kernels(cls):
-            pass
-
-        @classmethod
-        def is_pin_memory_available(cls):
-            return False
-
-        @staticmethod
-        def current_stream():
-            return STREAM
-
-    vllm.platforms._current_platform = CpuRanks()
-    torch.Event = torch.cuda.stream = torch.cuda.set_stream = lambda *_: STREAM
-    torch.Tensor.record_stream = lambda *_: None
-    torch.accelerator.current_device_index = lambda: 0
-    torch.accelerator.device_count = lambda: 1
-    torch.accelerator.empty_cache = torch.accelerator.synchronize = lambda *_: None
-
-
-def set_ops(library):
-    """The ops of vLLM's compiled packages that the classes call."""
-    def group_quant(x, x_q, x_s, group_size, eps, fp8_min, fp8_max, use_ue8m0, column_major, tma_aligned):
-        assert group_size == 128 and not use_ue8m0 and not column_major
-        rows, scales = e4m3_blocks(x.view(-1, x.shape[-1]))
-        x_q.copy_(rows.view(x.shape))
-        x_s.copy_(scales.view(x_s.shape))
-
-    def static_quant(result, x, scale, group_shape=None):
-        result.copy_(e4m3_tensor(x, scale))
-
-    def fp4_quant(x, scale, is_swizzled, *, output, output_scale):
-        assert not is_swizzled and scale.item() == GLOBAL_SCALE
-        rows, scales = nvfp4(x)
-        output.copy_(rows)
-        output_scale.view(torch.uint8).copy_(scales.view(torch.uint8))
-
-    def moe_sum(x, output, topk_ids=None, expert_map=None):
-        output.copy_(x.float().sum(dim=1))
-
-    for space, name, signature, function in (
-            ("_C", "per_token_group_fp8_quant", "(Tensor x, Tensor(a!) x_q, Tensor(b!) x_s, int group_size, float eps, float fp8_min, "
-             "float fp8_max, bool use_ue8m0, bool column_major, bool tma_aligned) -> ()", group_quant),
-            ("_C", "static_scaled_fp8_quant", "(Tensor(a!) result, Tensor x, Tensor scale, int[]? group_shape=None) -> ()", static_quant),
-            ("_C", "scaled_fp4_quant.out", "(Tensor x, Tensor scale, bool is_swizzled, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()",
-             fp4_quant),
-            ("_moe_C", "moe_sum", "(Tensor x, Tensor(a!) output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()", moe_sum)):
-        ops = torch.library.Library(space, "FRAGMENT")
-        ops.define(name + signature)
-        ops.impl(name, function, "CPU")
-        library.append(ops)
-
-
-class Globalize:
-    """The Triton kernel of deepep_v2: local ids to global ones, -1 for rows behind those that were received."""
-
-    def __getitem__(self, grid):
-        def run(ids, psum, num_ranks, first, num_experts, num_elements, topk, BLOCK):
-            valid = (ids >= 0) & (ids + first < num_experts) & (torch.arange(len(ids)).unsqueeze(1) < psum[num_ranks - 1])
-            ids.copy_(torch.where(valid, ids + first, -1))
-        return run
-
-
-def load_plugins(folder):
-    """As vLLM's worker does. Without an installation of this library, a folder with its entry point stands on the path."""
-    if not any(point.name == "switchyard" for point in importlib.metadata.entry_points(group="vllm.general_plugins")):
-        points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
-        info = pathlib.Path(folder) / f"of_rank_{os.getpid()}" / "switchyard_moe-0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: switchyard-moe\nVersion: 0\n")
-        (info / "entry_points.txt").write_text("[vllm.general_plugins]\n" + "".join(f"{n} = {v}\n" for n, v in points.items()))
-        sys.path.append(str(info.parent))
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
 
 
 # One rank.
